@@ -1,0 +1,32 @@
+# `make demo` shows the product, `make test` proves it; both set up what they need.
+.PHONY: setup demo test check lint completions bench clean
+.DEFAULT_GOAL := test
+PYTHON := .venv/main/bin/python
+JOBS ?= 4
+
+setup:
+	@.ci/setup
+
+demo:
+	@.ci/setup demo
+	@PATH="$(CURDIR)/.venv/main/bin:$$PATH" bash tests/demo.sh
+
+test: setup
+	@$(PYTHON) -m pytest -q -n $(JOBS) --dist worksteal
+
+lint: setup
+	@$(PYTHON) -m ruff check lionwt tests
+	@$(PYTHON) -m ruff format --check lionwt tests
+	@$(PYTHON) -m mypy
+
+check: lint test
+
+completions: setup
+	@$(PYTHON) -m lionwt.completion completions
+
+bench: setup
+	@$(PYTHON) -m tests.bench
+
+clean:
+	@rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,78 @@
+"""lionwt: one git worktree per coding agent, and the truth about what became of it.
+
+The public names of ADR-0091 are resolved on first use, so that ``import lionwt``
+imports nothing else: ``lionwt --version`` and :mod:`lionwt.turn` stay as cheap
+as the interpreter itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from lionwt.coordinator import WorktreeCoordinator
+    from lionwt.errors import LionwtError
+    from lionwt.records import (
+        CompletionPolicy,
+        RunLike,
+        ValidationResult,
+        WorkerCandidate,
+        WorkerLeaseState,
+        WorkerPathBinding,
+        WorkerTerminalStatus,
+        WorkerWorkspaceCoordinator,
+        WorkerWorktreeLease,
+        WorkerWorktreeRecord,
+        WorkspaceMode,
+        WorkspacePolicy,
+    )
+
+_HOMES = {
+    "CompletionPolicy": "records",
+    "LionwtError": "errors",
+    "RunLike": "records",
+    "ValidationResult": "records",
+    "WorkerCandidate": "records",
+    "WorkerLeaseState": "records",
+    "WorkerPathBinding": "records",
+    "WorkerTerminalStatus": "records",
+    "WorkerWorkspaceCoordinator": "records",
+    "WorkerWorktreeLease": "records",
+    "WorkerWorktreeRecord": "records",
+    "WorkspaceMode": "records",
+    "WorkspacePolicy": "records",
+    "WorktreeCoordinator": "coordinator",
+}
+
+__all__ = [
+    "CompletionPolicy",
+    "LionwtError",
+    "RunLike",
+    "ValidationResult",
+    "WorkerCandidate",
+    "WorkerLeaseState",
+    "WorkerPathBinding",
+    "WorkerTerminalStatus",
+    "WorkerWorkspaceCoordinator",
+    "WorkerWorktreeLease",
+    "WorkerWorktreeRecord",
+    "WorkspaceMode",
+    "WorkspacePolicy",
+    "WorktreeCoordinator",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'lionwt' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"lionwt.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,379 @@
+"""The operator's checkout: what is in the way, and how it is brought forward.
+
+The ref is the truth and moves first; the checkout follows, under its own
+``index.lock`` so that no commit can come between (design section 7, promote 5
+and 6). Whatever is done here touches only the paths of one merge, and of those
+only the ones that still hold the version before it, the version after it, or a
+torn prefix of that one. Everything else is the operator's and stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from lionwt import evidence, git, history, names, worktree
+from lionwt.capture import GITLINK, SYMLINK, Entry
+from lionwt.errors import LionwtError, from_os_error
+from lionwt.evidence import Change
+from lionwt.session import Run
+from lionwt.store import sync_dir
+
+#: Seconds to wait for a git of the operator's to finish with the index.
+INDEX_WAIT: Final = 5.0
+
+
+def blocked(what: str, hint: str) -> LionwtError:
+    """The error of an obstacle: exit 4, everything as it was, the candidate stays frozen."""
+    return LionwtError("checkout_blocked", f"{what}; nothing was changed and the candidate stays frozen", hint=hint)
+
+
+@dataclass
+class IndexLock:
+    """The checkout's ``index.lock`` in our hands, and the copy of the index that will replace it."""
+
+    path: Path
+    inode: int
+    copy: Path
+
+
+class Checkout:
+    """The worktree the run was opened in."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.root = Path(run.file.checkout.path)
+        self.git_dir = Path(run.file.checkout_git_dir)
+        self.index = self.git_dir / "index"
+        self.lock_path = self.git_dir / "index.lock"
+
+    def shared(self) -> git.Git:
+        return git.shared(str(self.run.common_dir), git_dir=str(self.git_dir), work_tree=str(self.root))
+
+    def private(self, index: Path) -> git.Git:
+        return git.private(self.run.paths.git_dir, self.run.common_dir, work_tree=self.root, index=index)
+
+    def require_on_target(self) -> None:
+        """Raise ``checkout_blocked`` unless the checkout is quietly on the target, and it alone."""
+        target = self.run.file.target
+        short = names.short_branch(target)
+        head = self.shared().run("symbolic-ref", "--quiet", "HEAD", ok=(0, 1))
+        on = git.text(head.out).strip()
+        if head.code:
+            raise blocked(f"{self.root} has a detached HEAD, not {short!r}", f"git -C {self.root} switch {short}")
+        if on != target:
+            raise blocked(
+                f"{self.root} is on {names.short_branch(on)!r}, not {short!r}", f"git -C {self.root} switch {short}"
+            )
+        if running := history.in_progress(self.git_dir):
+            raise blocked(f"{self.root} is in the middle of {' and '.join(running)}", "finish or abort it")
+        if others := self._elsewhere():
+            raise blocked(
+                f"{short!r} is checked out in {others[0]} as well", f"switch that worktree to another branch: {others}"
+            )
+
+    def _elsewhere(self) -> list[str]:
+        listed = self.shared().run("worktree", "list", "--porcelain", "-z").out
+        found = []
+        for block in listed.split(b"\0\0"):
+            lines = block.strip(b"\0").split(b"\0")
+            path = git.text(lines[0].removeprefix(b"worktree "))
+            if b"branch " + os.fsencode(self.run.file.target) in lines and os.path.realpath(path) != str(self.root):
+                found.append(path)
+        # git lists the main worktree of a submodule under its git directory.
+        return [path for path in found if os.path.realpath(path) != str(self.git_dir)]
+
+    def take_index(self) -> IndexLock:
+        """Take the index's lock and copy the index beside it; raises ``checkout_blocked``."""
+        deadline = time.monotonic() + INDEX_WAIT
+        while True:
+            try:
+                fd = os.open(self.lock_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+                break
+            except FileExistsError:
+                if time.monotonic() >= deadline:
+                    raise blocked(
+                        f"{self.lock_path} is there: a git works in the checkout, or one died in it",
+                        f"wait for it; if no git runs there, remove that file: rm {self.lock_path}",
+                    ) from None
+                time.sleep(0.05)
+            except OSError as error:
+                raise from_os_error(error, f"locking the index of {self.root}") from error
+        inode = os.fstat(fd).st_ino
+        os.close(fd)
+        lock = IndexLock(self.lock_path, inode, self.git_dir / f"lionwt-{secrets.token_hex(6)}.index")
+        try:
+            self.copy_index(lock.copy)
+        except BaseException:
+            self.give_back(lock)
+            raise
+        return lock
+
+    def copy_index(self, copy: Path) -> None:
+        """Copy the index beside itself, with all that git needs to read the copy elsewhere."""
+        if not self.index.exists():
+            return
+        worktree.copy_index(self.index, copy)
+        os.chmod(copy, stat.S_IMODE(self.index.stat().st_mode))
+        # A split index finds its other half beside the git directory in use.
+        for part in self.git_dir.glob("sharedindex.*"):
+            worktree.copy_index(part, self.run.paths.git_dir / part.name)
+
+    def give_back(self, lock: IndexLock) -> None:
+        """Undo :meth:`take_index`: nothing of the checkout has been touched."""
+        for path in (lock.copy, Path(f"{lock.copy}.lock"), lock.path):
+            path.unlink(missing_ok=True)
+
+    def require_clear(self, lock: IndexLock, expected: str, merge: str) -> None:
+        """Raise ``checkout_blocked`` when an operator's file is in the way of the merge."""
+        private = self.private(lock.copy)
+        private.run(
+            "update-index", "-q", "--ignore-submodules", "--refresh", ok=(0, 1), timeout=git.CONTENT
+        )  # 1: something differs
+        tried = private.run("read-tree", "-n", "-m", "-u", expected, merge, ok=(0, 1, 128), timeout=git.CONTENT)
+        if tried.code:
+            said = git.text(tried.err).strip().replace("error: ", "").splitlines()
+            raise blocked(
+                f"files of yours in {self.root} are in the way: {'; '.join(said[:6])}",
+                "commit them, stash them or move them away, then promote again",
+            )
+        added = [
+            change.path
+            for change in evidence.changes_between(self.run.private(), expected, merge)
+            if change.status in "AT"
+        ]
+        if in_way := self._hidden_obstacle(private, added):
+            raise blocked(
+                f"{git.text(in_way)!r} in {self.root} is in the way (git ignores it, and would overwrite it)",
+                "move it away, then promote again",
+            )
+
+    def _hidden_obstacle(self, private: git.Git, added: Sequence[bytes]) -> bytes | None:
+        """The first path that an added one would destroy though git does not mind: ignored files."""
+        root = os.fsencode(self.root)
+        suspects = [path for path in added if _first_existing(root, path) is not None]
+        if not suspects:
+            return None
+        listed = private.run("ls-files", "-z", timeout=git.CONTENT).out
+        tracked = set(git.records(listed))
+        for path in suspects:
+            found = _first_existing(root, path)
+            if found is None or found in tracked:
+                continue
+            if not os.path.isdir(os.path.join(root, found)) or os.path.islink(os.path.join(root, found)):
+                return found
+            for parent, _, files in os.walk(os.path.join(root, found)):
+                for name in files:
+                    inner = os.path.relpath(os.path.join(parent, name), root)
+                    if inner not in tracked:
+                        return inner
+        return None
+
+    def forward(self, lock: IndexLock, expected: str, merge: str, keep_fd: int) -> list[str]:
+        """Bring tree and index copy from ``expected`` to ``merge``; returns paths left as they are."""
+        private = self.private(lock.copy).keeping(keep_fd)
+        done = private.run("read-tree", "-m", "-u", expected, merge, ok=(0, 1, 128), timeout=git.CONTENT)
+        if done.code == 0:
+            return []
+        # Something came into the way since the look; path by path then.
+        return self.repair(lock, expected, merge, keep_fd)
+
+    def install(self, lock: IndexLock) -> None:
+        """Make the updated copy the index, and release the lock by the same rename as git does."""
+        if lock.copy.exists():
+            fd = os.open(lock.copy, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.rename(lock.copy, lock.path)
+            os.rename(lock.path, self.index)
+        else:
+            lock.path.unlink(missing_ok=True)
+        sync_dir(self.git_dir)
+
+    def repair(self, lock: IndexLock, expected: str, merge: str, keep_fd: int, head: str | None = None) -> list[str]:
+        """Bring the paths of one merge forward, one by one; returns those left as they are.
+
+        Only paths where ``head`` (the merge itself, if not given) still holds the
+        merge's version, and of these only files that hold the old version, the
+        new one, or a torn prefix of the new one.
+        """
+        objects = self.run.private()
+        changes = evidence.changes_between(objects, expected, merge)
+        if head is not None and head != merge:
+            moved_on = {change.path for change in evidence.changes_between(objects, merge, head)}
+            changes = [change for change in changes if change.path not in moved_on]
+        private = self.private(lock.copy).keeping(keep_fd)
+        held = self._index_entries(private)
+        writable, left = self._sort_out(changes, held)
+        lines = []
+        for change in changes:
+            entry, skipped = held.get(change.path, (None, False))
+            if entry is None or entry in (change.old, change.new):
+                lines.append(_index_line(change))
+            if skipped and change in writable and not os.path.lexists(self._absolute(change.path)):
+                writable.remove(change)
+        private.run("update-index", "-z", "--index-info", stdin=b"".join(lines), timeout=git.CONTENT)
+        self._write_files(private, writable, left)
+        skips = [change.path for change in changes if held.get(change.path, (None, False))[1] and change.status != "D"]
+        if skips:
+            private.run("update-index", "-z", "--skip-worktree", "--stdin", stdin=b"".join(p + b"\0" for p in skips))
+        return sorted({git.text(path) for path in left})
+
+    def _absolute(self, path: bytes) -> bytes:
+        return os.path.join(os.fsencode(self.root), path)
+
+    @staticmethod
+    def _index_entries(private: git.Git) -> dict[bytes, tuple[Entry, bool]]:
+        entries = {}
+        for row in git.records(private.run("ls-files", "-z", "-s", "-v", timeout=git.CONTENT).out):
+            meta, _, name = row.partition(b"\t")
+            tag, mode, oid, _ = meta.decode("ascii").split(" ")
+            entries[name] = (Entry(mode, oid), tag in "Ss")
+        return entries
+
+    def _sort_out(
+        self, changes: Sequence[Change], held: dict[bytes, tuple[Entry, bool]]
+    ) -> tuple[list[Change], list[bytes]]:
+        """The changes whose file may be written, and the paths that hold something of the operator's."""
+        with self.run.scratch("repair") as scratch:
+            as_old = self._matching(scratch, [(change.path, change.old) for change in changes])
+            as_new = self._matching(scratch, [(change.path, change.new) for change in changes])
+            unknown = [change for change in changes if change.path not in as_old and change.path not in as_new]
+            torn = self._torn(scratch, unknown)
+        writable, left = [], []
+        for change in changes:
+            entry, skipped = held.get(change.path, (None, False))
+            staged = entry is not None and entry not in (change.old, change.new)
+            known = change.path in as_old or change.path in as_new or change.path in torn or skipped
+            if known and not staged:
+                writable.append(change)
+            else:
+                left.append(change.path)
+        return writable, left
+
+    def _matching(self, scratch: Path, wanted: Sequence[tuple[bytes, Entry]]) -> set[bytes]:
+        """The paths whose file is exactly that version (or is absent where the version is)."""
+        index = scratch / "match"
+        index.unlink(missing_ok=True)
+        private = self.private(index)
+        found = set()
+        lines = []
+        root = os.fsencode(self.root)
+        for path, entry in wanted:
+            if entry.mode == "000000":
+                if not os.path.lexists(os.path.join(root, path)):
+                    found.add(path)
+            elif entry.mode == GITLINK:
+                found.add(path)
+            else:
+                lines.append(f"{entry.mode} {entry.oid}\t".encode("ascii") + path + b"\0")
+        # D/F pairs cannot share an index, so each side has one of its own.
+        private.run("update-index", "-z", "--replace", "--index-info", stdin=b"".join(lines), timeout=git.CONTENT)
+        private.run("update-index", "-q", "--refresh", ok=(0, 1), timeout=git.CONTENT)
+        listed = private.run("diff-files", "-z", "--name-only", "--no-ext-diff", timeout=git.CONTENT).out
+        differing = set(git.records(listed))
+        return found | {line.partition(b"\t")[2][:-1] for line in lines} - differing
+
+    def _torn(self, scratch: Path, changes: Sequence[Change]) -> set[bytes]:
+        """The paths whose file is a prefix of what the merge would write there."""
+        new = [change for change in changes if change.new.mode not in ("000000", SYMLINK, GITLINK)]
+        if not new:
+            return set()
+        index = scratch / "torn"
+        private = self.private(index)
+        lines = b"".join(
+            f"{change.new.mode} {change.new.oid}\t".encode("ascii") + change.path + b"\0" for change in new
+        )
+        private.run("update-index", "-z", "--index-info", stdin=lines, timeout=git.CONTENT)
+        private.run("checkout-index", "-a", f"--prefix={scratch}/new/", timeout=git.CONTENT)
+        return {
+            change.path
+            for change in new
+            if _is_prefix(self._absolute(change.path), os.path.join(os.fsencode(scratch), b"new", change.path))
+        }
+
+    def _write_files(self, private: git.Git, changes: Sequence[Change], left: list[bytes]) -> None:
+        root = os.fsencode(self.root)
+        for change in changes:
+            if change.new.mode == "000000" and not _beyond_link(root, change.path):
+                with contextlib.suppress(OSError):
+                    os.unlink(self._absolute(change.path))
+                _drop_empty_dirs(root, change.path)
+        present = []
+        for change in changes:
+            if change.new.mode in ("000000", GITLINK):
+                continue
+            path = self._absolute(change.path)
+            in_way = os.path.isdir(path) and not os.path.islink(path)
+            if in_way or _beyond_link(root, change.path) or _file_above(root, change.path):
+                left.append(change.path)
+            else:
+                present.append(change.path)
+        if present:
+            stdin = b"".join(path + b"\0" for path in present)
+            private.run("checkout-index", "-f", "-u", "-z", "--stdin", stdin=stdin, timeout=git.CONTENT)
+
+
+def _index_line(change: Change) -> bytes:
+    if change.new.mode == "000000":
+        return f"0 {'0' * len(change.new.oid)}\t".encode("ascii") + change.path + b"\0"
+    return f"{change.new.mode} {change.new.oid}\t".encode("ascii") + change.path + b"\0"
+
+
+def _first_existing(root: bytes, path: bytes) -> bytes | None:
+    """The path itself if it is there, or a parent of it that is no directory."""
+    parts = path.split(b"/")
+    for count in range(1, len(parts)):
+        parent = b"/".join(parts[:count])
+        full = os.path.join(root, parent)
+        if os.path.lexists(full) and (os.path.islink(full) or not os.path.isdir(full)):
+            return parent
+    return path if os.path.lexists(os.path.join(root, path)) else None
+
+
+def _beyond_link(root: bytes, path: bytes) -> bool:
+    while path := os.path.dirname(path):
+        if os.path.islink(os.path.join(root, path)):
+            return True
+    return False
+
+
+def _file_above(root: bytes, path: bytes) -> bool:
+    while path := os.path.dirname(path):
+        full = os.path.join(root, path)
+        if os.path.lexists(full) and not os.path.isdir(full):
+            return True
+    return False
+
+
+def _drop_empty_dirs(root: bytes, path: bytes) -> None:
+    while path := os.path.dirname(path):
+        try:
+            os.rmdir(os.path.join(root, path))
+        except OSError:
+            return
+
+
+def _is_prefix(short: bytes, whole: bytes) -> bool:
+    try:
+        with (
+            open(short, "rb", opener=lambda p, f: os.open(p, f | os.O_NOFOLLOW | os.O_NONBLOCK)) as one,
+            open(whole, "rb") as other,
+        ):
+            if not stat.S_ISREG(os.fstat(one.fileno()).st_mode):
+                return False
+            while block := one.read(1 << 20):
+                if other.read(len(block)) != block:
+                    return False
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,150 @@
+"""The error tree and the one table of exit codes.
+
+Every refusal has a stable word (``error.code``) that programs branch on, one
+exit code, and a message for the person who reads it at night: what happened,
+what was left untouched, what to type next. :data:`CODES` is that table; the
+README's copy is generated from it and a test compares the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+OK: Final = 0
+BUG: Final = 1
+USAGE: Final = 2
+REFUSED: Final = 3
+ATTENTION: Final = 4
+TEARDOWN_FAILED: Final = 5
+BUSY: Final = 6
+STATE: Final = 7
+SYSTEM: Final = 8
+
+#: Of several results, the first of these that is present is the answer.
+PRECEDENCE: Final = (BUG, SYSTEM, STATE, TEARDOWN_FAILED, ATTENTION, REFUSED, BUSY, USAGE, OK)
+
+EXIT_MEANINGS: Final[dict[int, str]] = {
+    OK: "the asked outcome holds",
+    BUG: "a bug in lionwt",
+    USAGE: "the command line is wrong",
+    REFUSED: "refused by a rule, or ended as discarded where a landing was asked",
+    ATTENTION: "a person must look",
+    TEARDOWN_FAILED: "the outcome stands, but something could not be removed",
+    BUSY: "busy, try again",
+    STATE: "state unreadable or ambiguous, or the repository is not what the run recorded",
+    SYSTEM: "git or the system failed",
+}
+
+
+@dataclass(frozen=True)
+class Code:
+    """One row of the table: the exit code and the meaning of an error word."""
+
+    exit_code: int
+    meaning: str
+
+
+CODES: Final[dict[str, Code]] = {
+    "bug": Code(BUG, "lionwt itself failed; the message says where"),
+    "usage": Code(USAGE, "an argument or option is missing, unknown or malformed"),
+    "config_invalid": Code(USAGE, "lionwt.toml cannot be understood"),
+    "protected_target": Code(REFUSED, "the target is a branch that a landing may never move"),
+    "target_invalid": Code(REFUSED, "the target is not the name of an existing branch"),
+    "id_invalid": Code(REFUSED, "a run or worker id is not a safe name"),
+    "id_reused": Code(REFUSED, "the id has been used before, or folds to one that has"),
+    "name_taken": Code(REFUSED, "a branch or path of that name is already there"),
+    "policy_mismatch": Code(REFUSED, "the policy differs from the one the run pinned"),
+    "run_mismatch": Code(REFUSED, "an argument differs from what the run pinned"),
+    "run_unknown": Code(REFUSED, "the run has not been opened"),
+    "lease_unknown": Code(REFUSED, "the worker has no lease in this run"),
+    "shared_host": Code(REFUSED, "the policy allocates no worktrees"),
+    "called_by_worker": Code(REFUSED, "a worker never completes itself"),
+    "grants_mismatch": Code(REFUSED, "the granted paths are not the lease's"),
+    "wrong_state": Code(REFUSED, "the lease is not in the state that the verb needs"),
+    "already_done": Code(REFUSED, "it was done before, with other arguments"),
+    "candidate_mismatch": Code(REFUSED, "the candidate is not the one that was frozen"),
+    "repository_unsupported": Code(REFUSED, "a bare or unborn repository, or none"),
+    "filter_untrusted": Code(REFUSED, "a filter program is named by the repository's own config only"),
+    "path_unsafe": Code(REFUSED, "a path that lionwt must own leads elsewhere"),
+    "path_escape": Code(REFUSED, "a path leaves the lease"),
+    "worker_failed": Code(REFUSED, "the worker failed or was cancelled; nothing was landed"),
+    "validation_missing": Code(REFUSED, "a declared validation has no result; nothing was landed"),
+    "validation_failed": Code(REFUSED, "a validation is red; nothing was landed"),
+    "predecessor_failed": Code(REFUSED, "a predecessor ended without landing; nothing was landed"),
+    "target_moved": Code(ATTENTION, "the target is not where this run left it"),
+    "merge_conflict": Code(ATTENTION, "the change does not merge into the target"),
+    "checkout_blocked": Code(ATTENTION, "something in the operator's checkout is in the way"),
+    "patch_missing": Code(ATTENTION, "the worker's change could not be captured whole, or its patch is gone"),
+    "patch_changed": Code(ATTENTION, "the frozen evidence is not what was frozen"),
+    "worktree_unmerged": Code(ATTENTION, "the worktree is mid-merge, or carries history from elsewhere"),
+    "embedded_repository": Code(ATTENTION, "a repository inside the worktree that git cannot represent"),
+    "checkout_behind": Code(ATTENTION, "landed, but some files of the checkout were left as they are"),
+    "teardown_failed": Code(TEARDOWN_FAILED, "the worktree or the branch could not be removed"),
+    "worker_alive": Code(BUSY, "a process still works in the lease"),
+    "worktree_changing": Code(BUSY, "the worktree keeps changing while it is captured"),
+    "predecessor_pending": Code(BUSY, "a predecessor is not terminal yet"),
+    "not_frozen": Code(BUSY, "the worker has not been frozen yet"),
+    "lock_timeout": Code(BUSY, "another lionwt holds the lock"),
+    "state_unreadable": Code(STATE, "a state file is torn, foreign or not readable"),
+    "schema_newer": Code(STATE, "a state file was written by a newer lionwt"),
+    "repository_moved": Code(STATE, "the repository or checkout is not where or what the run recorded"),
+    "repository_unsafe": Code(STATE, "the shared configuration was changed so that git acts elsewhere"),
+    "worktree_moved": Code(STATE, "the worktree is not the one that was leased"),
+    "git_failed": Code(SYSTEM, "git failed"),
+    "git_unsupported": Code(SYSTEM, "git is missing or too old"),
+    "git_timeout": Code(SYSTEM, "git did not answer in time"),
+    "no_space": Code(SYSTEM, "no space left"),
+    "permission": Code(SYSTEM, "no permission"),
+    "system": Code(SYSTEM, "the operating system refused"),
+}
+
+
+class LionwtError(Exception):
+    """A refusal or failure, as the person and the program see it.
+
+    ``code`` is a word of :data:`CODES`; ``message`` says what happened and what
+    was left untouched; ``hint`` says what to type next; ``diagnostics`` carries
+    details that belong into evidence.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        hint: str | None = None,
+        diagnostics: dict[str, object] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.hint = hint
+        self.diagnostics = diagnostics or {}
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of this error's word (design section 5)."""
+        return CODES[self.code].exit_code
+
+
+def from_os_error(error: OSError, doing: str) -> LionwtError:
+    """Name the operating system's refusal while ``doing`` something."""
+    import errno
+
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        code, hint = "no_space", "free some space, then run the same command again"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        code, hint = "permission", "check who owns it, then run the same command again"
+    else:
+        code, hint = "system", None
+    name = f": {error.filename!r}" if error.filename else ""
+    return LionwtError(code, f"{doing}: {error.strerror or error}{name}", hint=hint)
+
+
+def worst(exit_codes: list[int]) -> int:
+    """The one exit code that stands for several (design section 5)."""
+    for code in PRECEDENCE:
+        if code in exit_codes:
+            return code
+    return max(exit_codes, default=OK)

@@ -1,0 +1,301 @@
+"""Turn a capture into evidence: the proven patch, the manifest, and what git cannot hold.
+
+The patch is written by git straight into its file, proven by applying it to
+the base and comparing tree ids, and hashed from the file as read back. Files
+that the tree does not hold byte for byte (ignored ones, converted ones, a
+repository given up with ``--accept-incomplete``) are named in the manifest and,
+where that is feasible, kept raw in ``saved.tar`` (design section 7, freeze 3 and 4).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from lionwt import git, history, names, store, worktree
+from lionwt.capture import GITLINK, SYMLINK, Capture, Entry
+from lionwt.errors import LionwtError
+from lionwt.records import LeaseFile, RunFile
+
+MANIFEST_SCHEMA: Final = "lionwt/manifest@1"
+#: An ignored file up to this size (bytes) is kept raw.
+SMALL: Final = 1 << 20
+#: All ignored files of a lease together are kept raw up to this size (bytes).
+SMALL_IN_ALL: Final = 32 << 20
+
+_DIFF: Final = ("--no-renames", "--no-ext-diff", "--no-textconv", "--ignore-submodules=none")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One changed path between the base and the captured tree."""
+
+    path: bytes
+    status: str
+    old: Entry
+    new: Entry
+
+
+@dataclass
+class Notes:
+    """What the evidence has to say beyond the patch."""
+
+    diagnostics: list[tuple[str, str]] = field(default_factory=list)
+    incomplete: list[tuple[str, str]] = field(default_factory=list)
+    saved: dict[bytes, str] = field(default_factory=dict)
+
+
+def changes_between(private: git.Git, old: str, new: str) -> list[Change]:
+    """The changed paths from one tree-ish to another, renames as delete and add."""
+    listed = private.run("diff-tree", "-r", "-z", "--raw", "--no-abbrev", *_DIFF, old, new, timeout=git.CONTENT)
+    rows = git.records(listed.out)
+    found = []
+    for meta, path in zip(rows[::2], rows[1::2], strict=True):
+        old_mode, new_mode, old_oid, new_oid, status = meta.decode("ascii").lstrip(":").split(" ")
+        found.append(Change(path, status[:1], Entry(old_mode, old_oid), Entry(new_mode, new_oid)))
+    return found
+
+
+def write_patch(private: git.Git, base: str, tree: str, target: Path) -> tuple[str, int]:
+    """Write the binary full-index patch from ``base`` to ``tree``; returns its SHA-256 and size in bytes."""
+    with open(target, "wb", opener=_private_file) as file:
+        private.run(
+            "diff-tree", "-r", "-p", "--binary", "--full-index", "--no-color", "--src-prefix=a/", "--dst-prefix=b/",
+            *_DIFF, base, tree, stdout=file, timeout=git.CONTENT,
+        )  # fmt: skip
+        file.flush()
+        os.fsync(file.fileno())
+    return sha256_of(target)
+
+
+def sha256_of(path: Path) -> tuple[str, int]:
+    """SHA-256 and size in bytes of a regular file, read once in pieces, never through a symlink."""
+    digest = hashlib.sha256()
+    size = 0
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        while block := file.read(1 << 20):
+            digest.update(block)
+            size += len(block)
+    return digest.hexdigest(), size
+
+
+def prove(private: git.Git, base: str, base_index: Path, patch: Path, size: int, tree: str) -> None:
+    """Raise ``patch_missing`` unless the patch turns the base into exactly ``tree``."""
+    proof = private.with_env(GIT_INDEX_FILE=base_index.parent / "proof")
+    if base_index.exists():
+        worktree.copy_index(base_index, base_index.parent / "proof")
+    else:
+        proof.run("read-tree", base, timeout=git.CONTENT)
+    try:
+        if size:
+            proof.run("apply", "--cached", "--binary", "--whitespace=nowarn", patch, timeout=git.CONTENT)
+        proven = proof.oid("write-tree", timeout=git.CONTENT)
+    except LionwtError as error:
+        raise _unproven(str(error)) from error
+    if proven != tree:
+        raise _unproven(f"it gives tree {proven}, the worktree is {tree}")
+
+
+def _unproven(why: str) -> LionwtError:
+    return LionwtError(
+        "patch_missing",
+        f"the patch does not reproduce the worktree: {why}; nothing was recorded, the worktree is as it was",
+        hint="freeze again; if it stays, look at the named path",
+    )
+
+
+def _private_file(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+class Saver:
+    """Keeps raw files in ``saved.tar``, made only when there is something to keep."""
+
+    def __init__(self, root: Path, target: Path) -> None:
+        self.root = os.fsencode(root)
+        self.target = target
+        self._raw: BinaryIO | None = None
+        self._tar: tarfile.TarFile | None = None
+
+    def add(self, name: bytes) -> None:
+        """Keep one path (a directory with everything below it), links as links."""
+        if self._tar is None:
+            self._raw = open(self.target, "wb", opener=_private_file)  # noqa: SIM115 - closed by close()
+            self._tar = tarfile.open(fileobj=self._raw, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8")
+        self._tar.add(os.fsdecode(os.path.join(self.root, name)), arcname=os.fsdecode(name) or ".", recursive=True)
+
+    def close(self) -> None:
+        if self._tar is None or self._raw is None:
+            return
+        self._tar.close()
+        self._raw.flush()
+        os.fsync(self._raw.fileno())
+        self._raw.close()
+
+
+def raw_blob(run: RunFile, path: bytes) -> tuple[str, str, int]:
+    """The blob id, SHA-256 and size in bytes that a file has without any conversion."""
+    seen = os.lstat(path)
+    with open(path, "rb", opener=lambda p, f: os.open(p, f | os.O_NOFOLLOW)) as file:
+        blob = hashlib.new(run.object_format, f"blob {seen.st_size}\0".encode(), usedforsecurity=False)
+        plain = hashlib.sha256()
+        size = 0
+        while block := file.read(1 << 20):
+            blob.update(block)
+            plain.update(block)
+            size += len(block)
+    return blob.hexdigest(), plain.hexdigest(), size
+
+
+def converted(run: RunFile, root: Path, capture: Capture, saver: Saver, keep: bool = True) -> list[dict[str, Any]]:
+    """The touched files whose raw content is not what the tree holds (line endings, filters)."""
+    found = []
+    top = os.fsencode(root)
+    for name in capture.touched:
+        entry = capture.entries.get(name)
+        if entry is None or entry.mode in (SYMLINK, GITLINK):
+            continue
+        blob, sha256, size = raw_blob(run, os.path.join(top, name))
+        if blob == entry.oid:
+            continue
+        # git-lfs keeps the raw content itself, under its SHA-256.
+        in_lfs = Path(run.common_dir.path, "lfs", "objects", sha256[:2], sha256[2:4], sha256)
+        kept = "lfs" if in_lfs.is_file() and in_lfs.stat().st_size == size else "saved.tar"
+        if keep and kept == "saved.tar":
+            saver.add(name)
+        found.append({"path": git.text(name), "sha256": sha256, "bytes": size, "blob": entry.oid, "kept": kept})
+    return found
+
+
+def ignored(root: Path, capture: Capture, saver: Saver, only: Sequence[bytes] | None = None) -> list[dict[str, Any]]:
+    """Every file that the tree leaves out (or those in ``only``); the small ones are kept raw."""
+    found = []
+    top = os.fsencode(root)
+    budget = SMALL_IN_ALL
+    for name in capture.left_out if only is None else only:
+        row: dict[str, Any] = {"path": git.text(name), "kept": None}
+        try:
+            seen = os.lstat(os.path.join(top, name))
+        except OSError:
+            seen = None
+        if seen is not None and not stat.S_ISDIR(seen.st_mode):
+            row["bytes"] = seen.st_size
+            if seen.st_size <= SMALL and seen.st_size <= budget:
+                budget -= seen.st_size
+                saver.add(name)
+                row["kept"] = "saved.tar"
+        found.append(row)
+    return found
+
+
+def leaves_worktree(root: Path, name: bytes) -> str | None:
+    """Where a symlink leads when that is outside the worktree."""
+    target = os.readlink(os.path.join(os.fsencode(root), name))
+    joined = os.path.normpath(os.path.join(os.path.dirname(name) or b".", target))
+    if target.startswith(b"/") or joined == b".." or joined.startswith(b"../"):
+        return git.text(target)
+    return None
+
+
+def artifact_files(directory: Path) -> list[dict[str, Any]]:
+    """The worker's own artifacts: path, size in bytes and SHA-256."""
+    found = []
+    for parent, directories, files in os.walk(directory):
+        directories.sort()
+        for name in sorted(files):
+            path = Path(parent, name)
+            row: dict[str, Any] = {"path": str(path.relative_to(directory))}
+            try:
+                row["sha256"], row["bytes"] = sha256_of(path)
+            except OSError as error:
+                row["unread"] = error.strerror or "not a regular file"
+            found.append(row)
+    return found
+
+
+def submodules(
+    run: RunFile, paths: names.RunPaths, file: LeaseFile, capture: Capture, scratch: Path, evidence: Path
+) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
+    """Look into populated submodules: bundle commits that only they hold, name unsaved work.
+
+    A submodule's repository is the worker's, so it is read through a scratch
+    directory with lionwt's own configuration; nothing of it is executed.
+    """
+    rows: list[dict[str, Any]] = []
+    unsaved: list[tuple[str, str]] = []
+    for number, name in enumerate(capture.submodules):
+        path = file.lease.worktree_path / git.text(name)
+        row: dict[str, Any] = {"path": git.text(name), "commit": capture.entries[name].oid, "bundle": None}
+        rows.append(row)
+        try:
+            store_dir = _store_of(path)
+            refs = _refs_of(store_dir)
+        except (OSError, LionwtError) as error:
+            unsaved.append(("submodule_unreadable", f"submodule {git.text(name)}: {error}"))
+            continue
+        view = scratch / f"submodule-{number}"
+        history.make_git_dir(view, paths.git_dir, refs)
+        (view / "shallow").unlink(missing_ok=True)
+        if (store_dir / "shallow").is_file():
+            (view / "shallow").write_bytes((store_dir / "shallow").read_bytes())
+        inside = git.private(view, store_dir, work_tree=path, index=view / "index")
+        try:
+            base = _base_of(run, paths, name)
+            exclude = [f"^{base}"] if base and inside.run("cat-file", "-e", base, ok=(0, 1, 128)).code == 0 else []
+            if inside.run("rev-list", "--max-count=1", "--all", *exclude, "--").out:
+                bundle = evidence / f"submodule-{number}.bundle"
+                inside.run("bundle", "create", "--quiet", bundle, "--all", *exclude, timeout=git.CONTENT)
+                row["bundle"] = paths.ref(bundle)
+            inside.run("read-tree", capture.entries[name].oid, timeout=git.CONTENT)
+            inside.run("update-index", "-q", "--refresh", ok=(0, 1), timeout=git.CONTENT)
+            dirty = inside.run("diff-files", "-z", "--name-only", "--ignore-submodules=dirty", timeout=git.CONTENT).out
+            others = inside.run("ls-files", "-z", "-o", "--exclude-per-directory=.gitignore", timeout=git.CONTENT).out
+        except LionwtError as error:
+            unsaved.append(("submodule_unreadable", f"submodule {git.text(name)}: {error}"))
+            continue
+        if work := [git.text(path_) for path_ in git.records(dirty + others)]:
+            unsaved.append(("submodule_dirty", f"submodule {git.text(name)} holds uncommitted work: {work[0]}"))
+    return rows, unsaved
+
+
+def _store_of(path: Path) -> Path:
+    entry = path / ".git"
+    if entry.is_dir() and not entry.is_symlink():
+        return entry
+    content = entry.read_bytes()
+    if not content.startswith(b"gitdir: "):
+        raise OSError(f"{entry} names no repository")
+    return Path(os.path.realpath(path / git.text(content[8:].rstrip(b"\n"))))
+
+
+def _refs_of(store_dir: Path) -> dict[str, str]:
+    listed = git.shared(str(store_dir)).run("for-each-ref", "--format=%(refname) %(objectname)").out
+    refs = dict(line.split(" ", 1) for line in git.text(listed).splitlines() if not line.startswith("refs/remotes/"))
+    head = git.shared(str(store_dir)).run("rev-parse", "--quiet", "--verify", "HEAD^{commit}", ok=(0, 1, 128))
+    if head.code == 0:
+        refs["refs/lionwt/head"] = git.text(head.out).strip()
+    return refs
+
+
+def _base_of(run: RunFile, paths: names.RunPaths, name: bytes) -> str | None:
+    listed = git.private(paths.git_dir, run.common_dir.path).run("ls-tree", "-z", run.base_sha, "--", name)
+    for row in git.records(listed.out):
+        mode, _, oid = row.partition(b"\t")[0].decode("ascii").split(" ")
+        if mode == GITLINK:
+            return oid
+    return None
+
+
+def write_manifest(path: Path, manifest: dict[str, Any]) -> str:
+    """Write the manifest durably; returns the SHA-256 of the file as read back."""
+    store.replace_json(path, manifest)
+    return sha256_of(path)[0]

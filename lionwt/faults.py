@@ -1,0 +1,68 @@
+"""Named points at which a test makes lionwt die, fail, run out of space or stop.
+
+A durable step is worth nothing until it has been interrupted. Each has a name
+in :data:`POINTS`; ``LIONWT_FAULT=<name>:<action>[:<nth>]`` makes the n-th pass
+through it ``kill`` (SIGKILL to itself), ``raise``, ``nospace`` (ENOSPC) or
+``stop`` (SIGSTOP, until somebody continues it). Without that variable a point
+costs one dictionary look-up.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from typing import Final
+
+POINTS: Final = (
+    "store.written",
+    "store.replaced",
+    "lease.intended",
+    "lease.registered",
+    "lease.populated",
+    "lease.recorded",
+    "freeze.stopped",
+    "freeze.captured",
+    "freeze.evidence",
+    "freeze.anchored",
+    "freeze.recorded",
+    "promote.index_locked",
+    "promote.intended",
+    "promote.moved",
+    "promote.updated",
+    "promote.index_renamed",
+    "promote.landed",
+    "teardown.intended",
+    "teardown.trashed",
+    "teardown.retired",
+    "teardown.branch_deleted",
+    "teardown.recorded",
+)
+
+_passed: dict[str, int] = {}
+
+
+class InjectedFault(RuntimeError):
+    """Raised by the action ``raise``."""
+
+
+def point(name: str) -> None:
+    """Pass the durable step ``name``."""
+    wanted = os.environ.get("LIONWT_FAULT")
+    if not wanted:
+        return
+    parts = wanted.split(":")
+    if parts[0] != name:
+        return
+    _passed[name] = _passed.get(name, 0) + 1
+    if len(parts) > 2 and _passed[name] != int(parts[2]):
+        return
+    action = parts[1]
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif action == "nospace":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    else:
+        raise InjectedFault(name)

@@ -1,0 +1,380 @@
+"""``freeze``: turn what a worker did into immutable evidence (ADR-0091 D3, design section 7).
+
+In this order, and for these reasons: the worker's processes end first, so that
+the tree stands still; the tree is captured until two looks agree; patch and
+manifest are made durable and proven before anything says that they are there;
+the candidate's commit is anchored in the shared store before the lease names
+it; the lease file, written last, is what makes it a candidate. Whatever fails
+before that leaves the lease running and the worktree as it was, and the freeze
+can be repeated.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lionwt import evidence, git, history, names, processes, repository, teardown, worktree
+from lionwt.capture import Capture, Capturer
+from lionwt.errors import LionwtError, from_os_error
+from lionwt.evidence import Change, Notes
+from lionwt.faults import point
+from lionwt.records import Evidence, Identity, LeaseFile, ValidationResult, WorkerCandidate
+from lionwt.session import Run
+from lionwt.store import make_private_dir, sync_dir
+
+PATCH, MANIFEST, SAVED, COMMITS = "candidate.patch", "manifest.json", "saved.tar", "commits.bundle"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the worker ended, as its caller says."""
+
+    succeeded: bool
+    cancelled: bool = False
+    validations: Sequence[ValidationResult] = ()
+    accept_incomplete: bool = False
+    stop_after: float = processes.DEFAULT_STOP_AFTER
+
+    def __post_init__(self) -> None:
+        seen: set[str] = set()
+        for result in self.validations:
+            if result.name in seen:
+                raise LionwtError(
+                    "usage", f"validation {result.name!r} was given twice; nothing was changed", hint="give it once"
+                )
+            seen.add(result.name)
+        if self.succeeded and self.cancelled:
+            raise LionwtError("usage", "a worker cannot have succeeded and been cancelled; nothing was changed")
+        if self.accept_incomplete and self.succeeded:
+            raise LionwtError(
+                "usage",
+                "--accept-incomplete goes with --failed or --cancelled only; nothing was changed",
+                hint="an incomplete capture is never landed",
+            )
+
+
+def freeze(run: Run, worker_id: str, verdict: Verdict) -> LeaseFile:
+    """running → frozen; an allocated lease that failed or was cancelled ends here.
+
+    Raises ``worker_alive``, ``worktree_changing``, ``patch_missing``,
+    ``embedded_repository``, ``worktree_moved``, ``wrong_state``,
+    ``already_done``. Repeated with the same verdict it answers the same.
+    """
+    with run.locked(worker_id) as file:
+        if file.candidate is not None or file.lease.state == "terminal":
+            return _answer_again(file, verdict)
+        if file.intent is not None:
+            raise LionwtError(
+                "wrong_state",
+                f"the allocation of {worker_id!r} was not finished; nothing was changed",
+                hint=f"finish what was interrupted: lionwt reconcile {run.file.run_id}",
+            )
+        if file.lease.state == "allocated" and verdict.succeeded:
+            raise LionwtError(
+                "wrong_state",
+                f"worker {worker_id!r} was never started, so it cannot have succeeded; nothing was changed",
+                hint=f"start it first: lionwt start {run.file.run_id} {worker_id}",
+            )
+        identity = worktree.require_identity(file)
+        processes.stop(run.file.run_id, worker_id, file.lease.worktree_path, verdict.stop_after)
+        point("freeze.stopped")
+        proof = capture_evidence(run, file, identity, verdict)
+        frozen = _frozen(run, file, verdict, proof)
+        if file.lease.state == "allocated":
+            return teardown.end_unstarted(run, frozen)
+        written = run.store.write(frozen)
+        point("freeze.recorded")
+        return written
+
+
+def _answer_again(file: LeaseFile, verdict: Verdict) -> LeaseFile:
+    candidate = file.candidate
+    if candidate is None:
+        ended = file.lease.state == "terminal" and not any(step.state == "running" for step in file.history)
+        if ended and not verdict.succeeded:
+            return file
+        raise LionwtError(
+            "wrong_state",
+            f"the lease of {file.worker_id!r} has ended without a candidate; nothing was changed",
+            hint=f"see what became of it: {file.lease.state_path}",
+        )
+    same = (
+        candidate.worker_succeeded == verdict.succeeded
+        and candidate.cancelled == verdict.cancelled
+        and sorted(candidate.validations, key=lambda result: result.name)
+        == sorted(verdict.validations, key=lambda result: result.name)
+    )
+    if same:
+        return file
+    raise LionwtError(
+        "already_done",
+        f"worker {file.worker_id!r} was frozen with another verdict; nothing was changed",
+        hint="a frozen candidate is immutable; promote it, or lease a new worker",
+    )
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a capture made durable."""
+
+    patch_sha256: str
+    patch_bytes: int
+    changes: tuple[Change, ...]
+    evidence: Evidence
+    diagnostics: tuple[tuple[str, str], ...]
+    ref_prefix: str
+
+
+def capture_evidence(run: Run, file: LeaseFile, identity: Identity, verdict: Verdict) -> Proof:
+    """Capture the worktree and make patch, manifest, saved files and anchors durable."""
+    target = run.paths.evidence(file.worker_id)
+    try:
+        make_private_dir(target)
+        with run.scratch(file.worker_id) as scratch:
+            capture = Capturer(run.file, run.paths, file, identity, scratch).capture()
+            point("freeze.captured")
+            proof = _write_evidence(run, file, identity, verdict, capture, scratch, target)
+            sync_dir(target)
+            sync_dir(target.parent)
+            point("freeze.evidence")
+    except OSError as error:
+        raise from_os_error(error, f"capturing {file.worker_id!r} (its lease and worktree are as they were)") from error
+    _anchor(run, file, proof.evidence)
+    point("freeze.anchored")
+    return proof
+
+
+def _write_evidence(
+    run: Run,
+    file: LeaseFile,
+    identity: Identity,
+    verdict: Verdict,
+    capture: Capture,
+    scratch: Path,
+    target: Path,
+) -> Proof:
+    private, base, root = run.private(), run.file.base_sha, file.lease.worktree_path
+    past = history.read(run.file, file, identity)
+    notes = Notes()
+    notes.diagnostics += past.notes
+    notes.diagnostics += repository.changes_of_shared_config(run.file).items()
+    saver = evidence.Saver(root, scratch / SAVED)
+    subs, unsaved = evidence.submodules(run.file, run.paths, file, capture, scratch, target)
+    notes.incomplete += unsaved + _incomplete(root, capture)
+    if notes.incomplete and not verdict.accept_incomplete:
+        code = next((c for c, _ in notes.incomplete if c == "embedded_repository"), "patch_missing")
+        raise LionwtError(
+            code,
+            f"the change of {file.worker_id!r} cannot be captured whole: "
+            + "; ".join(message for _, message in notes.incomplete[:5])
+            + "; the lease and the worktree are as they were",
+            hint="mend or remove what is named, then freeze again; or give it up with "
+            "--failed --accept-incomplete, which keeps the raw files",
+        )
+    for name in (*capture.repositories, *capture.shadowed, *(capture.submodules if unsaved else ())):
+        saver.add(name)
+    patch = scratch / PATCH
+    sha256, size = evidence.write_patch(private, base, capture.tree, patch)
+    changes = evidence.changes_between(private, base, capture.tree)
+    saved_index = run.paths.saved_index(file.worker_id)
+    base_index = scratch / "base"
+    if saved_index.exists():
+        worktree.copy_index(saved_index, base_index)
+    evidence.prove(private, base, base_index, patch, size, capture.tree)
+    converted = evidence.converted(run.file, root, capture, saver)
+    ignored = evidence.ignored(root, capture, saver)
+    saver.close()
+    has_commits = history.save_commits(run.file, run.paths.git_dir, scratch / "git", past.tips, scratch / COMMITS)
+    keep_line = past.is_line and past.blocker is None
+    commit = _candidate_commit(run, file, capture.tree, past, keep_line, bool(changes))
+    blocker = _blocker(past, capture, identity)
+    if blocker:
+        notes.diagnostics.append(("worktree_unmerged", blocker))
+    notes.diagnostics += _about_files(root, capture, changes)
+    notes.diagnostics += [(code, f"given up: {message}") for code, message in notes.incomplete]
+    _place(scratch, target, has_commits)
+    manifest = {
+        "schema": evidence.MANIFEST_SCHEMA,
+        "run_id": run.file.run_id,
+        "worker_id": file.worker_id,
+        "base": base,
+        "tree": capture.tree,
+        "commit": commit,
+        "complete": not notes.incomplete,
+        "patch": {"ref": run.paths.ref(target / PATCH), "sha256": sha256, "bytes": size},
+        "head": {"commit": past.head, "ref": past.head_ref, "branch_tip": past.branch_tip},
+        "commits": {
+            "kept": list(past.line) if keep_line else [],
+            "bundle": run.paths.ref(target / COMMITS) if has_commits else None,
+        },
+        "files": [_file_row(change) for change in changes],
+        "converted": converted,
+        "ignored": ignored,
+        "not_captured": {
+            "special": {git.text(name): kind for name, kind in capture.special.items()},
+            "empty_directories": [git.text(name) for name in capture.empty_dirs],
+            "repositories": [git.text(name) or "." for name in capture.repositories],
+            "unreadable": [git.text(name) for name in capture.unreadable],
+        },
+        "submodules": subs,
+        "index_flags": [git.text(name) for name in capture.flagged],
+        "unmerged": [git.text(name) for name in capture.unmerged],
+        "saved": run.paths.ref(target / SAVED) if (target / SAVED).exists() else None,
+        "artifacts": evidence.artifact_files(file.lease.artifact_path),
+        "diagnostics": [{"code": code, "message": message} for code, message in notes.diagnostics],
+    }
+    manifest_sha256 = evidence.write_manifest(target / MANIFEST, manifest)
+    # What counts is the file as it stands there now.
+    sha256, size = evidence.sha256_of(target / PATCH)
+    return Proof(
+        patch_sha256=sha256,
+        patch_bytes=size,
+        changes=tuple(changes),
+        evidence=Evidence(
+            tree=capture.tree,
+            commit=commit,
+            head=past.head,
+            branch_tip=past.branch_tip,
+            manifest_sha256=manifest_sha256,
+            blocker=blocker,
+        ),
+        diagnostics=tuple(notes.diagnostics),
+        ref_prefix=run.paths.ref(target),
+    )
+
+
+def _incomplete(root: Path, capture: Capture) -> list[tuple[str, str]]:
+    found = [
+        ("embedded_repository", f"{git.text(name) or 'the worktree itself'} is a repository of its own")
+        for name in capture.repositories
+    ]
+    found += [("files_in_submodule", f"{git.text(name)} lies where a submodule belongs") for name in capture.shadowed]
+    found += [("unreadable", f"{git.text(name)} cannot be read") for name in capture.unreadable]
+    return found
+
+
+def _blocker(past: history.History, capture: Capture, identity: Identity) -> str | None:
+    """Why the captured content must not be landed, whatever it is."""
+    if running := history.in_progress(Path(identity.admin_dir)):
+        return f"the worktree was frozen in the middle of {' and '.join(running)}"
+    if capture.unmerged:
+        return f"{len(capture.unmerged)} paths are unmerged, {git.text(capture.unmerged[0])} among them"
+    return past.blocker
+
+
+def _about_files(root: Path, capture: Capture, changes: Sequence[Change]) -> list[tuple[str, str]]:
+    found = []
+    git_file = root / ".git"
+    if not git_file.is_file() or git_file.is_symlink():
+        found.append(("git_file_changed", "the worktree's .git file was removed or replaced"))
+    for change in changes:
+        if change.new.mode == "120000" and (leads := evidence.leaves_worktree(root, change.path)):
+            found.append(("symlink_leaves_worktree", f"{git.text(change.path)} points to {leads}"))
+    if capture.special:
+        found.append(("special_files", f"{len(capture.special)} FIFOs, sockets or devices are not in the tree"))
+    if capture.left_out:
+        found.append(("ignored_files", f"{len(capture.left_out)} ignored files are not in the tree"))
+    return found
+
+
+def _file_row(change: Change) -> dict[str, Any]:
+    return {
+        "path": git.text(change.path),
+        "status": change.status,
+        "old": {"mode": change.old.mode, "oid": change.old.oid},
+        "new": {"mode": change.new.mode, "oid": change.new.oid},
+    }
+
+
+def _candidate_commit(
+    run: Run, file: LeaseFile, tree: str, past: history.History, keep_line: bool, changed: bool
+) -> str:
+    """The commit to land: the worker's own line where it is one, else one commit on the base."""
+    private = run.private()
+    parent = past.head if keep_line and past.head else run.file.base_sha
+    if private.oid("rev-parse", "--verify", f"{parent}^{{tree}}") == tree:
+        return parent
+    if not changed:
+        return run.file.base_sha
+    message = (
+        f"{file.worker_id}: change set of run {run.file.run_id}\n\n"
+        f"Lionwt-Run: {run.file.run_id}\nLionwt-Worker: {file.worker_id}\n"
+    )
+    return commit_tree(run, tree, [parent], message)
+
+
+def commit_tree(run: Run, tree: str, parents: Sequence[str], message: str) -> str:
+    """Make a commit under the operator's name, or lionwt's where the operator has none."""
+    name = run.file.user_name or "lionwt"
+    email = run.file.user_email or "lionwt@localhost"
+    identified = run.private().with_env(
+        GIT_AUTHOR_NAME=name, GIT_AUTHOR_EMAIL=email, GIT_COMMITTER_NAME=name, GIT_COMMITTER_EMAIL=email
+    )
+    flags = [flag for parent in parents for flag in ("-p", parent)]
+    return identified.oid("commit-tree", tree, *flags, stdin=os.fsencode(message))
+
+
+def _place(scratch: Path, target: Path, has_commits: bool) -> None:
+    """Move the finished files to where the record will name them; leftovers of a failed try go."""
+    for name in (PATCH, SAVED, COMMITS):
+        made = scratch / name
+        if made.exists() and (name != COMMITS or has_commits):
+            _move(made, target / name)
+        else:
+            (target / name).unlink(missing_ok=True)
+
+
+def _move(source: Path, target: Path) -> None:
+    try:
+        os.rename(source, target)
+    except OSError:  # the artifact root is on another file system
+        temporary = target.with_name(f".{target.name}.tmp")
+        with open(source, "rb") as reading, open(temporary, "wb", opener=lambda p, f: os.open(p, f, 0o600)) as writing:
+            shutil.copyfileobj(reading, writing, 1 << 20)
+            writing.flush()
+            os.fsync(writing.fileno())
+        os.rename(temporary, target)
+    fd = os.open(target, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _anchor(run: Run, file: LeaseFile, proof: Evidence) -> None:
+    """Keep the candidate and the worker's head from any gc until the record is terminal."""
+    prefix = names.anchor_prefix(run.file.run_id, file.worker_id)
+    wanted = {"candidate": proof.commit, "head": proof.head}
+    commands = [f"update {prefix}{name}\0{oid}\0\0".encode("ascii") for name, oid in wanted.items() if oid is not None]
+    result = git.update_refs(git.shared(str(run.common_dir)), commands)
+    if result.code:
+        raise git.failure(["update-ref"], result)
+
+
+def _frozen(run: Run, file: LeaseFile, verdict: Verdict, proof: Proof) -> LeaseFile:
+    """The frozen lease file with its candidate."""
+    lease = file.lease.model_copy(update={"state": "frozen"})
+    prefix = proof.ref_prefix
+    candidate = WorkerCandidate(
+        lease=lease,
+        patch_ref=f"{prefix}/{PATCH}",
+        patch_sha256=proof.patch_sha256,
+        files_changed=tuple(git.text(change.path) for change in proof.changes),
+        artifact_manifest_ref=f"{prefix}/{MANIFEST}",
+        validations=tuple(verdict.validations),
+        worker_succeeded=verdict.succeeded,
+        cancelled=verdict.cancelled,
+    )
+    changes = {"candidate": candidate, "evidence": proof.evidence}
+    if file.lease.state == "allocated":
+        frozen = file.model_copy(update=changes)
+    else:
+        frozen = file.to("frozen", "freeze", **changes)
+    for code, message in proof.diagnostics:
+        frozen = frozen.noting(code, message, f"{prefix}/{MANIFEST}")
+    return frozen

@@ -1,0 +1,289 @@
+"""The only module that starts git.
+
+A worker can write the repository's shared configuration, hooks, attributes and
+refs, and plain git then runs the worker's programs as whoever called it. So
+every child here gets an environment built from nothing, explicit directories
+instead of discovery, bytes in and out, and a timeout.
+
+There are three ways to stand in front of a repository:
+
+- :func:`shared`: the repository's own directory, for refs and registrations
+  only, with hooks, fsmonitor, signing and maintenance off;
+- :func:`private`: the run's private git directory (:mod:`lionwt.snapshot`) over
+  the shared objects, for all content work; nothing a worker configured exists
+  there;
+- :func:`operator`: discovery and configuration as the operator has them, before
+  any worker of the run exists; only ever to read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import IO, Final, Union
+
+from lionwt.errors import LionwtError
+
+#: Seconds for a command that looks at refs or names.
+QUICK: Final = 60.0
+#: Seconds for a command that reads or writes content.
+CONTENT: Final = 1800.0
+#: Seconds between asking a git to stop and killing it.
+GRACE: Final = 5.0
+
+MINIMUM: Final = (2, 38)
+
+# Each entry answers a way in which an inherited environment or a worker's
+# configuration makes git act elsewhere, wait for somebody, or run a program.
+_CLOSED: Final[dict[str, str]] = {
+    "LC_ALL": "C.UTF-8",  # messages in one language, names as bytes
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_NO_REPLACE_OBJECTS": "1",  # refs/replace/<base> gives a false base tree
+    "GIT_ALLOW_PROTOCOL": "none",  # a missing object in a partial clone runs an ext:: remote
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_ASKPASS": "/bin/false",
+    "SSH_ASKPASS": "/bin/false",
+    "GIT_PAGER": "cat",
+    "GIT_EDITOR": ":",
+    "GIT_MERGE_AUTOEDIT": "no",
+    "GIT_LITERAL_PATHSPECS": "1",
+}
+
+_ALWAYS: Final = ("-c", "core.fsync=all", "-c", "core.quotePath=false")
+
+_SHARED: Final = tuple(
+    flag
+    for setting in (
+        "core.hooksPath=/dev/null",
+        "core.fsmonitor=false",
+        "core.alternateRefsCommand=false",
+        "gc.auto=0",
+        "maintenance.auto=false",
+        "commit.gpgSign=false",
+        "tag.gpgSign=false",
+        "submodule.recurse=false",
+        "log.showSignature=false",  # even a reflog listing would run gpg.program
+        "worktree.guessRemote=false",
+    )
+    for flag in ("-c", setting)
+)
+
+#: A word of a command line; bytes for names that are no text.
+Word = Union[str, bytes, "os.PathLike[str]"]
+
+_OID = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a git child answered; ``out`` is empty where stdout went to a file."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+
+@dataclass(frozen=True)
+class Git:
+    """One way to stand in front of a repository."""
+
+    env: Mapping[str, str]
+    flags: tuple[str, ...] = ()
+    cwd: str = "/"
+    keep_fds: tuple[int, ...] = field(default=())
+
+    def with_env(self, **env: str | os.PathLike[str]) -> Git:
+        return replace(self, env={**self.env, **{key: os.fspath(value) for key, value in env.items()}})
+
+    def keeping(self, *fds: int) -> Git:
+        """The same, whose children keep ``fds`` open and outlive a signal to lionwt's group."""
+        return replace(self, keep_fds=fds)
+
+    def run(
+        self,
+        *arguments: Word,
+        stdin: bytes | IO[bytes] | None = None,
+        stdout: IO[bytes] | None = None,
+        ok: Sequence[int] = (0,),
+        timeout: float = QUICK,
+    ) -> Result:
+        """Run one git command to its end.
+
+        Raises ``git_failed`` for an exit status not in ``ok``, ``git_timeout``
+        when it had to be stopped, ``git_unsupported`` when there is no git.
+        """
+        command: list[str | bytes] = ["git", *_ALWAYS, *self.flags, *(os.fspath(word) for word in arguments)]
+        given = stdin if isinstance(stdin, bytes) else None
+        source: int | IO[bytes] = subprocess.DEVNULL
+        if stdin is not None:
+            source = subprocess.PIPE if isinstance(stdin, bytes) else stdin
+        with tempfile.TemporaryFile() as errors:
+            try:
+                child = subprocess.Popen(
+                    command,
+                    stdin=source,
+                    stdout=stdout or subprocess.PIPE,
+                    stderr=errors,
+                    env=self.env,
+                    cwd=self.cwd,
+                    pass_fds=self.keep_fds,
+                    start_new_session=bool(self.keep_fds),
+                )
+            except FileNotFoundError as error:
+                raise _missing(error, self.cwd) from error
+            try:
+                out, _ = child.communicate(given, timeout=timeout)
+            except BaseException as error:
+                _stop(child)
+                if isinstance(error, subprocess.TimeoutExpired):
+                    raise LionwtError(
+                        "git_timeout",
+                        f"git {_verb(arguments)} did not answer within {timeout:g} s and was stopped",
+                        hint="a filter program may hang; look for it, then run the same command again",
+                    ) from error
+                raise
+            errors.seek(0)
+            err = errors.read(64 * 1024)
+        result = Result(child.returncode, out or b"", err)
+        if result.code not in ok:
+            raise failure(arguments, result)
+        return result
+
+    def line(self, *arguments: Word, **options: object) -> str:
+        """The single line a command prints."""
+        return text(self.run(*arguments, **options).out).rstrip("\n")  # type: ignore[arg-type]
+
+    def oid(self, *arguments: Word, **options: object) -> str:
+        """The object id a command prints; anything else is a failure."""
+        out = self.run(*arguments, **options).out.strip()  # type: ignore[arg-type]
+        if not _OID.fullmatch(out):
+            raise LionwtError("git_failed", f"git {_verb(arguments)} printed no object id: {out[:80]!r}")
+        return out.decode("ascii")
+
+
+def text(raw: bytes) -> str:
+    """Bytes from git as text, reversibly."""
+    return os.fsdecode(raw)
+
+
+def records(raw: bytes) -> list[bytes]:
+    """The entries of a NUL-terminated list."""
+    return raw.split(b"\0")[:-1] if raw else []
+
+
+def is_oid(value: str) -> bool:
+    return bool(_OID.fullmatch(value.encode("ascii", "replace")))
+
+
+def failure(arguments: Sequence[Word], result: Result) -> LionwtError:
+    """The error of a git child that ended with an unexpected status."""
+    said = text(result.err).strip()[-2000:] or f"exit status {result.code}"
+    lowered = said.lower()
+    if "no space left on device" in lowered or "disk quota exceeded" in lowered:
+        return LionwtError(
+            "no_space", f"git {_verb(arguments)}: {said}", hint="free some space, then run the same command again"
+        )
+    return LionwtError(
+        "git_failed", f"git {_verb(arguments)} failed: {said}", diagnostics={"status": result.code, "stderr": said}
+    )
+
+
+def _verb(arguments: Sequence[Word]) -> str:
+    return os.fsdecode(arguments[0])
+
+
+def _missing(error: FileNotFoundError, cwd: str) -> LionwtError:
+    if not os.path.isdir(cwd):
+        return LionwtError("repository_moved", f"{cwd} is not there; nothing was changed")
+    return LionwtError(
+        "git_unsupported", f"git was not found ({error})", hint="install git 2.38 or newer and put it on PATH"
+    )
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """End a child the gentle way first: a killed git leaves its lock files."""
+    child.send_signal(signal.SIGTERM)
+    try:
+        child.communicate(timeout=GRACE)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.communicate()
+
+
+def _base_env() -> dict[str, str]:
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        # Filter programs of the operator may need it; git itself reads nothing there.
+        "HOME": os.environ.get("HOME", "/"),
+        **_CLOSED,
+    }
+
+
+def shared(common_dir: str, *, git_dir: str | None = None, work_tree: str | None = None) -> Git:
+    """The repository's own directory: refs and registrations only.
+
+    ``git_dir`` is a worktree's own directory when its HEAD matters. The common
+    directory is named explicitly, since a worker can edit the file that names it.
+    """
+    env = {**_base_env(), "GIT_DIR": git_dir or common_dir, "GIT_COMMON_DIR": common_dir}
+    # A work tree is always named: core.worktree in the shared config leads elsewhere.
+    env["GIT_WORK_TREE"] = work_tree or common_dir
+    return Git(env=env, flags=_SHARED)
+
+
+def private(
+    git_dir: str | os.PathLike[str],
+    common_dir: str | os.PathLike[str],
+    *,
+    work_tree: str | os.PathLike[str] | None = None,
+    index: str | os.PathLike[str] | None = None,
+) -> Git:
+    """The run's private directory over the shared objects: all content work."""
+    env = {
+        **_base_env(),
+        "GIT_DIR": os.fspath(git_dir),
+        "GIT_OBJECT_DIRECTORY": os.path.join(os.fspath(common_dir), "objects"),
+        # Without one git would take the current directory for the work tree.
+        "GIT_WORK_TREE": os.fspath(work_tree or git_dir),
+    }
+    if index is not None:
+        env["GIT_INDEX_FILE"] = os.fspath(index)
+    return Git(env=env, cwd=os.fspath(work_tree or git_dir))
+
+
+def operator(cwd: str | os.PathLike[str]) -> Git:
+    """Discovery and configuration as the operator has them; only to read."""
+    env = {**_base_env(), "GIT_CEILING_DIRECTORIES": ""}
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_NOSYSTEM"):
+        del env[name]
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM", "XDG_CONFIG_HOME"):
+        if name in os.environ:
+            env[name] = os.environ[name]
+    return Git(env=env, cwd=os.fspath(cwd))
+
+
+def check_version() -> None:
+    """Raise ``git_unsupported`` for a git older than 2.38."""
+    said = Git(env=_base_env()).line("version")
+    found = re.search(r"(\d+)\.(\d+)", said)
+    if not found or (int(found[1]), int(found[2])) < MINIMUM:
+        raise LionwtError(
+            "git_unsupported",
+            f"{said!r} is too old: lionwt needs git {MINIMUM[0]}.{MINIMUM[1]} or newer; nothing was changed",
+            hint="install a newer git and put it first on PATH",
+        )
+
+
+def update_refs(git: Git, commands: Iterable[bytes]) -> Result:
+    """Run one ref transaction; every line is a command of ``update-ref --stdin -z``."""
+    script = b"start\0" + b"".join(commands) + b"prepare\0commit\0"
+    return git.run("update-ref", "--no-deref", "--stdin", "-z", stdin=script, ok=(0, 128))

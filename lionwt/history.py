@@ -1,0 +1,184 @@
+"""What a worker did to its history, read without trusting it.
+
+Only refs and commits are looked at; the content of a candidate comes from the
+captured tree alone, wherever the worker's HEAD has gone (design section 7,
+freeze 5).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from lionwt import git, names
+from lionwt.records import Identity, LeaseFile, RunFile
+
+_IN_PROGRESS = {
+    "MERGE_HEAD": "a merge",
+    "CHERRY_PICK_HEAD": "a cherry-pick",
+    "REVERT_HEAD": "a revert",
+    "rebase-merge": "a rebase",
+    "rebase-apply": "a rebase or am",
+    "BISECT_LOG": "a bisect",
+}
+
+_MADE_HERE = ("commit", "rebase", "cherry-pick", "revert", "am")
+
+
+def in_progress(git_dir: Path) -> list[str]:
+    """The git operations that a worktree is in the middle of."""
+    return sorted({what for name, what in _IN_PROGRESS.items() if os.path.lexists(git_dir / name)})
+
+
+@dataclass(frozen=True)
+class History:
+    """Where a worker's HEAD and branch stand, and whether its commits form a line from the base.
+
+    ``blocker`` says why the change cannot be landed whatever its content is;
+    ``tips`` are all commits that only this worktree remembers.
+    """
+
+    head: str | None
+    head_ref: str | None
+    branch_tip: str | None
+    line: tuple[str, ...]
+    is_line: bool
+    blocker: str | None
+    notes: tuple[tuple[str, str], ...]
+    tips: tuple[str, ...]
+
+
+def read(run: RunFile, file: LeaseFile, identity: Identity) -> History:
+    """Read the history of a lease's worktree."""
+    shared = git.shared(run.common_dir.path, git_dir=identity.admin_dir, work_tree=str(file.lease.worktree_path))
+    branch = names.HEADS + file.lease.branch_name
+    head = _maybe(shared, "rev-parse", "--quiet", "--verify", "HEAD^{commit}")
+    head_ref = _maybe(shared, "symbolic-ref", "--quiet", "HEAD")
+    refs = git.text(
+        shared.run("for-each-ref", "--format=%(refname) %(objectname)", branch, "refs/stash").out
+    ).splitlines()
+    found = dict(line.split(" ", 1) for line in refs)
+    tip = found.get(branch)
+    notes: list[tuple[str, str]] = []
+    if head is None:
+        notes.append(("worker_left_base", "HEAD names no commit; the change is one commit on the base"))
+    elif head_ref != branch:
+        where = head_ref or "a detached HEAD"
+        notes.append(("worker_left_branch", f"the worker left {file.lease.branch_name} for {where}"))
+    if tip is None:
+        notes.append(("worker_left_branch", f"the worker deleted or renamed {file.lease.branch_name}"))
+    elif head is not None and tip != head:
+        notes.append(("worker_left_branch", f"{file.lease.branch_name} is at {tip}, HEAD at {head}"))
+    if "refs/stash" in found:
+        notes += _stashes(shared, file.lease.branch_name)
+    if head in (None, run.base_sha) and tip in (None, run.base_sha):
+        # Nothing was committed, unless HEAD has been somewhere and come back.
+        tips = _remembered(shared, run.base_sha)
+        return History(head, head_ref, tip, (), head is not None, None, tuple(notes), tips)
+    line, is_line, blocker = _line(run, file, shared, head, head_ref)
+    if head is not None and not is_line:
+        notes.append(
+            ("worker_left_base", "the worker's commits are no line from the base; the change is one commit on it")
+        )
+    tips = tuple(dict.fromkeys(oid for oid in (head, tip, *_remembered(shared, run.base_sha)) if oid))
+    return History(head, head_ref, tip, line, is_line, blocker, tuple(notes), tips)
+
+
+def _maybe(shared: git.Git, *arguments: str) -> str | None:
+    result = shared.run(*arguments, ok=(0, 1, 128))
+    return git.text(result.out).strip() or None if result.code == 0 else None
+
+
+def _line(
+    run: RunFile, file: LeaseFile, shared: git.Git, head: str | None, head_ref: str | None
+) -> tuple[tuple[str, ...], bool, str | None]:
+    """The worker's commits from the base, oldest first; whether they are a line; what forbids landing."""
+    if head is None:
+        return (), False, None
+    listed = shared.run("rev-list", "--parents", "--topo-order", "--reverse", f"^{run.base_sha}", head, "--")
+    rows = [row.split() for row in listed.out.decode("ascii").splitlines()]
+    line = tuple(row[0] for row in rows)
+    is_line = True
+    parent = run.base_sha
+    for row in rows:
+        if row[1:] != [parent]:
+            is_line = False
+            break
+        parent = row[0]
+    is_line = is_line and parent == head
+    foreign = _foreign(run, file, shared, line, head, head_ref)
+    if foreign:
+        return line, is_line, f"{len(foreign)} commits were merged in from elsewhere, {foreign[0]} among them"
+    return line, is_line, None
+
+
+def _foreign(
+    run: RunFile, file: LeaseFile, shared: git.Git, line: tuple[str, ...], head: str, head_ref: str | None
+) -> list[str]:
+    """Commits of the line that another ref holds and that were not made in this worktree."""
+    if not line:
+        return []
+    excluded = {file.lease.branch_name}
+    # A branch that the worker made and stands on is its own; the target never is.
+    if head_ref and head_ref.startswith(names.HEADS) and head_ref != run.target:
+        excluded.add(names.short_branch(head_ref))
+    excludes = [f"--exclude={name}" for name in sorted(excluded)]
+    only_here = shared.run(
+        "rev-list", head, f"^{run.base_sha}", "--not", *excludes, "--branches", "--remotes", "--tags", "--"
+    )
+    elsewhere = set(line) - set(only_here.out.decode("ascii").split())
+    if not elsewhere:
+        return []
+    logged = shared.run("reflog", "show", "--format=%H %gs", "HEAD", "--", ok=(0, 128))
+    made = set()
+    for entry in git.text(logged.out).splitlines():
+        oid, _, message = entry.partition(" ")
+        if message.startswith(_MADE_HERE):
+            made.add(oid)
+    return [oid for oid in line if oid in elsewhere - made]
+
+
+def _remembered(shared: git.Git, base: str) -> tuple[str, ...]:
+    """The commits HEAD has been at, from the worktree's own reflog."""
+    logged = shared.run("reflog", "show", "--format=%H", "HEAD", "--", ok=(0, 128))
+    oids = dict.fromkeys(git.text(logged.out).split())
+    return tuple(oid for oid in oids if oid != base)
+
+
+def _stashes(shared: git.Git, branch: str) -> list[tuple[str, str]]:
+    logged = shared.run("reflog", "show", "--format=%gs", "refs/stash", "--", ok=(0, 128))
+    mine = [entry for entry in git.text(logged.out).splitlines() if f"n {branch}: " in f"{entry} "]
+    if not mine:
+        return []
+    return [("stash_entries", f"{len(mine)} stash entries of this branch stay in the repository's one stash")]
+
+
+def save_commits(run: RunFile, private_dir: Path, scratch: Path, tips: tuple[str, ...], target: Path) -> bool:
+    """Bundle the commits that only the worktree remembers; False when there are none."""
+    objects = git.private(private_dir, run.common_dir.path)
+    wanted = [oid for oid in tips if objects.run("cat-file", "-e", f"{oid}^{{commit}}", ok=(0, 1, 128)).code == 0]
+    if not wanted:
+        return False
+    new = objects.run("rev-list", "--max-count=1", *wanted, f"^{run.base_sha}", "--")
+    if not new.out:
+        return False
+    make_git_dir(scratch, private_dir, {f"refs/heads/{number}": oid for number, oid in enumerate(wanted)})
+    git.private(scratch, run.common_dir.path).run(
+        "bundle", "create", "--quiet", target, "--all", f"^{run.base_sha}", timeout=git.CONTENT
+    )
+    return True
+
+
+def make_git_dir(where: Path, like: Path, refs: dict[str, str]) -> None:
+    """A scratch git directory with ``refs`` and the private directory's settings."""
+    for sub in ("objects", "refs"):
+        (where / sub).mkdir(parents=True)
+    (where / "HEAD").write_bytes(b"ref: refs/heads/none\n")
+    for name in ("config", "shallow"):
+        if (like / name).exists():
+            shutil.copyfile(like / name, where / name)
+    (where / "packed-refs").write_text(
+        "".join(f"{oid} {name}\n" for name, oid in sorted(refs.items())), encoding="ascii"
+    )

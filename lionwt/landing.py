@@ -1,0 +1,200 @@
+"""Merge a candidate in memory and move the target to it.
+
+The merge is computed in the object database: no checkout is needed for it, and
+a conflict touches nothing. The move is one compare-and-swap of the ref, and
+that is the commit point; before it everything can be dropped, after it
+everything must be finished forward (design section 7, promote 3 to 6).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from lionwt import freeze, git, names, repository, store
+from lionwt.checkout import Checkout
+from lionwt.errors import LionwtError
+from lionwt.faults import point
+from lionwt.records import Intent, Landing, LeaseFile, Outcome
+from lionwt.session import Run
+from lionwt.signals import held_back
+
+CONFLICT = "conflict.json"
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Where a candidate does not merge; ``ref`` names the evidence."""
+
+    paths: tuple[str, ...]
+    ref: str
+
+
+def merge(run: Run, file: LeaseFile, expected: str, candidate: str) -> tuple[str, Conflict | None]:
+    """The tree of ``expected`` and ``candidate`` merged, or the conflict, written down as evidence."""
+    with run.scratch("merge") as scratch:
+        _gather_attributes(run, expected, scratch / "tree")
+        private = git.private(run.paths.git_dir, run.common_dir, work_tree=scratch / "tree", index=scratch / "index")
+        result = private.run(
+            "merge-tree", "--write-tree", "-z", "--messages", expected, candidate, ok=(0, 1), timeout=git.CONTENT
+        )
+    fields = result.out.split(b"\0")
+    tree = git.text(fields[0])
+    if not git.is_oid(tree):  # exit 1 with nothing on stdout is no conflict
+        raise git.failure(["merge-tree"], result)
+    if result.code == 0:
+        return tree, None
+    end = fields.index(b"", 1)
+    stages = [field.partition(b"\t") for field in fields[1:end]]
+    paths = tuple(dict.fromkeys(git.text(name) for _, _, name in stages))
+    where = run.paths.evidence(file.worker_id) / CONFLICT
+    store.make_private_dir(where.parent)
+    details: dict[str, Any] = {
+        "schema": "lionwt/conflict@1",
+        "expected": expected,
+        "candidate": candidate,
+        "base": run.file.base_sha,
+        "paths": list(paths),
+        "stages": [{"path": git.text(name), "entry": git.text(meta)} for meta, _, name in stages],
+        "messages": _messages(fields[end + 1 :]),
+    }
+    store.replace_json(where, details)
+    return tree, Conflict(paths, run.paths.ref(where))
+
+
+def _messages(fields: list[bytes]) -> list[str]:
+    """The messages of merge-tree: count, that many paths, kind, text; repeated."""
+    found = []
+    position = 0
+    while position < len(fields) and fields[position].isdigit():
+        position += int(fields[position]) + 1
+        found += [git.text(text).strip() for text in fields[position + 1 : position + 2]]
+        position += 2
+    return found
+
+
+def _gather_attributes(run: Run, commit: str, where: os.PathLike[str]) -> None:
+    """Put the commit's ``.gitattributes`` where merge-tree looks for them, so ``merge=union`` holds."""
+    private = run.private()
+    os.mkdir(where)
+    listed = private.run("ls-tree", "-r", "-z", "--full-tree", commit, timeout=git.CONTENT).out
+    for row in git.records(listed):
+        meta, _, name = row.partition(b"\t")
+        mode, _, oid = meta.decode("ascii").split(" ")
+        if name.rpartition(b"/")[2] != b".gitattributes" or not mode.startswith("100"):
+            continue
+        path = os.path.join(os.fsencode(where), name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as out:
+            private.run("cat-file", "blob", oid, stdout=out)
+
+
+def land(run: Run, file: LeaseFile, expected: str, tree: str, lock_fd: int) -> LeaseFile:
+    """Move the target from ``expected`` to the merge and bring the checkout forward.
+
+    Call under the promotion lock, whose descriptor ``lock_fd`` the children that
+    move and update inherit. Returns the file with the decided outcome. Raises
+    ``checkout_blocked`` with everything as it was, ``target_moved``.
+    """
+    assert file.evidence is not None
+    checkout = Checkout(run)
+    checkout.require_on_target()
+    candidate = file.evidence.commit
+    commit = freeze.commit_tree(run, tree, [expected, candidate], _message(run, file))
+    lock = checkout.take_index()
+    point("promote.index_locked")
+    intended = False
+    try:
+        checkout.require_clear(lock, expected, commit)
+        landing = Landing(
+            expected=expected,
+            merge=commit,
+            candidate=candidate,
+            tree=tree,
+            index_lock=lock.inode,
+            scratch=lock.copy.name,
+        )
+        lease = file.lease.model_copy(update={"expected_target_sha": expected})
+        intent = Intent(kind="promote", at=time.time(), nonce=secrets.token_hex(8), landing=landing)
+        file = run.store.write(file.model_copy(update={"lease": lease, "intent": intent}))
+        intended = True
+        point("promote.intended")
+    finally:
+        if not intended:
+            checkout.give_back(lock)
+    with held_back():
+        if not _move(run, expected, commit, lock_fd):
+            checkout.give_back(lock)
+            run.store.write(file.model_copy(update={"intent": None}))
+            raise moved(run, expected)
+        point("promote.moved")
+        left = checkout.forward(lock, expected, commit, lock_fd)
+        point("promote.updated")
+        checkout.install(lock)
+        point("promote.index_renamed")
+        return landed(run, file, landing, left)
+
+
+def landed(run: Run, file: LeaseFile, landing: Landing, left: list[str]) -> LeaseFile:
+    """Make a landing's outcome durable."""
+    code = message = hint = None
+    if left:
+        code = "checkout_behind"
+        message = f"landed, but {len(left)} files of the checkout hold something else and were left: {left[0]}"
+        hint = f"look at them: git -C {run.file.checkout.path} status"
+        file = file.noting(code, message)
+    outcome = Outcome(
+        status="promoted", policy="merge_validated", landing=landing, code=code, message=message, hint=hint
+    )
+    written = run.store.write(
+        file.model_copy(update={"outcome": outcome, "intent": Intent(kind="teardown", at=time.time())})
+    )
+    point("promote.landed")
+    return written
+
+
+def _move(run: Run, expected: str, commit: str, lock_fd: int) -> bool:
+    """Compare-and-swap the target; False when it was not ``expected``. Decided by a look, not by words."""
+    checkout = Checkout(run)
+    git_ = checkout.shared().keeping(lock_fd)
+    reflog = f"lionwt promote {run.file.run_id}"
+    result = git_.run("update-ref", "--no-deref", "-m", reflog, run.file.target, commit, expected, ok=(0, 1, 128))
+    if result.code == 0:
+        return True
+    now = target_head(run)
+    if now == commit:
+        return True
+    if now == expected:
+        raise git.failure(["update-ref"], result)
+    return False
+
+
+def target_head(run: Run) -> str | None:
+    """The commit the target stands at; None when it is gone or has become a symref."""
+    found = repository.find_branches(str(run.common_dir), run.file.target).get(run.file.target)
+    return found.oid if found is not None and not found.symref else None
+
+
+def moved(run: Run, expected: str) -> LionwtError:
+    """The error of a target that is not where this run left it."""
+    now = target_head(run) or "gone"
+    short = names.short_branch(run.file.target)
+    return LionwtError(
+        "target_moved",
+        f"{short!r} is {now}, but this run left it at {expected}; nothing was landed",
+        hint=f"the patch is kept; apply it yourself where it belongs, or lease anew from {short!r}",
+        diagnostics={"expected": expected, "found": now},
+    )
+
+
+def _message(run: Run, file: LeaseFile) -> str:
+    assert file.candidate is not None
+    return (
+        f"Merge worker {file.worker_id} of run {run.file.run_id}\n\n"
+        f"Lionwt-Run: {run.file.run_id}\n"
+        f"Lionwt-Worker: {file.worker_id}\n"
+        f"Lionwt-Patch-SHA256: {file.candidate.patch_sha256}\n"
+    )

@@ -1,0 +1,58 @@
+"""Advisory locks with a bounded wait, always taken in one order.
+
+promotion (repository) → lease (a whole verb on that lease) → run (opening the
+run, reserving ids) → registration (repository; adding or retiring a worktree).
+A lock file is never unlinked: two processes would then hold two inodes of one
+name. The kernel frees a lock when its last descriptor closes, so the children
+that move the target inherit the promotion lock's and outlive a killed parent
+under it (ADR-0091 A1.1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from lionwt.errors import LionwtError, from_os_error
+from lionwt.store import make_private_dir
+
+#: Seconds a command waits for a lock that another lionwt holds.
+DEFAULT_WAIT: Final = 30.0
+
+
+@contextlib.contextmanager
+def held(path: Path, what: str, wait: float = DEFAULT_WAIT) -> Iterator[int]:
+    """Hold the lock file ``path`` and yield its descriptor.
+
+    Raises ``lock_timeout`` after ``wait`` seconds.
+    """
+    from filelock import FileLock, Timeout
+
+    descriptors: list[int] = []
+    try:
+        make_private_dir(path.parent)
+        lock = FileLock(
+            path,
+            timeout=max(wait, 0.0),
+            mode=0o600,
+            thread_local=False,
+            poll_interval=0.02,
+            fallback_to_soft=False,
+            preserve_lock_file=True,
+            on_acquired=descriptors.append,
+        )
+        lock.acquire()
+    except Timeout as error:
+        raise LionwtError(
+            "lock_timeout",
+            f"another lionwt has held the {what} lock for {wait:g} s ({path}); nothing was changed",
+            hint="run the same command again when it has finished",
+        ) from error
+    except OSError as error:
+        raise from_os_error(error, f"taking the {what} lock {path}") from error
+    try:
+        yield descriptors[-1]
+    finally:
+        lock.release()

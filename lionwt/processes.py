@@ -1,0 +1,194 @@
+"""Who still works in a lease, and stopping them.
+
+A worker's processes are known by their environment: they carry both of the
+lease's ids (ADR-0091 D2 pins them). A process that merely stands in the
+worktree is somebody's shell or editor: it makes the lease busy and is never
+touched. lionwt itself and its ancestors are exempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from lionwt.errors import LionwtError
+from lionwt.records import Owner
+
+#: Seconds a worker gets to stop by itself.
+DEFAULT_STOP_AFTER: Final = 10.0
+#: Seconds until a killed process must be gone.
+_KILL_WAIT: Final = 10.0
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A process of the lease; pid and start time name it for good."""
+
+    pid: int
+    started: float
+    name: str
+
+
+def _mine() -> set[int]:
+    exempt = {os.getpid()}
+    with contextlib.suppress(psutil.Error):
+        exempt.update(parent.pid for parent in psutil.Process().parents())
+    return exempt
+
+
+def _living() -> Iterator[psutil.Process]:
+    exempt = _mine()
+    for process in psutil.process_iter():
+        if process.pid not in exempt:
+            yield process
+
+
+def _belongs(process: psutil.Process, run_id: str, worker_id: str) -> bool:
+    environ = process.environ()
+    if environ.get("LIONAGI_RUN_ID") != run_id or environ.get("LIONAGI_WORKER_ID") != worker_id:
+        return False
+    return _runs(process)
+
+
+def _runs(process: psutil.Process) -> bool:
+    return bool(process.status() != psutil.STATUS_ZOMBIE)
+
+
+def workers(run_id: str, worker_id: str) -> list[Worker]:
+    """The living processes that carry both ids."""
+    found = []
+    for process in _living():
+        with contextlib.suppress(psutil.Error, OSError):
+            if _belongs(process, run_id, worker_id):
+                found.append(Worker(process.pid, process.create_time(), process.name()))
+    return found
+
+
+def of_run(run_id: str) -> dict[str, list[Worker]]:
+    """The living processes of a run's workers, by worker id, from one look at the machine."""
+    found: dict[str, list[Worker]] = {}
+    for process in _living():
+        with contextlib.suppress(psutil.Error, OSError):
+            environ = process.environ()
+            worker_id = environ.get("LIONAGI_WORKER_ID")
+            if worker_id and environ.get("LIONAGI_RUN_ID") == run_id and _runs(process):
+                found.setdefault(worker_id, []).append(Worker(process.pid, process.create_time(), process.name()))
+    return found
+
+
+def standing_in(path: Path) -> list[Worker]:
+    """The living processes whose current directory is in ``path``."""
+    prefix = str(path)
+    found = []
+    for process in _living():
+        with contextlib.suppress(psutil.Error, OSError):
+            cwd = process.cwd()
+            if cwd == prefix or cwd.startswith(prefix + "/"):
+                found.append(Worker(process.pid, process.create_time(), process.name()))
+    return found
+
+
+def stop(run_id: str, worker_id: str, worktree: Path, stop_after: float) -> None:
+    """Make sure that nothing of the lease goes on writing (design section 7, freeze 1).
+
+    The worker's processes are asked to stop, and killed after ``stop_after``
+    seconds; with 0 nothing is asked. Raises ``worker_alive``, naming them, when
+    something is left.
+    """
+    asked: set[tuple[int, float]] = set()
+    deadline = time.monotonic() + stop_after
+    while found := workers(run_id, worker_id):
+        if stop_after <= 0:
+            raise alive(worker_id, found, "still runs")
+        if time.monotonic() >= deadline:
+            _kill(run_id, worker_id)
+            break
+        for worker in found:
+            if (worker.pid, worker.started) not in asked:
+                asked.add((worker.pid, worker.started))
+                _signal(worker, run_id, worker_id, signal.SIGTERM)
+        time.sleep(0.02)
+    if standing := standing_in(worktree):
+        raise alive(worker_id, standing, "stands in the worktree")
+
+
+def _kill(run_id: str, worker_id: str) -> None:
+    deadline = time.monotonic() + _KILL_WAIT
+    while found := workers(run_id, worker_id):
+        if time.monotonic() >= deadline:
+            raise alive(worker_id, found, "does not die")
+        for worker in found:
+            _signal(worker, run_id, worker_id, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def _signal(worker: Worker, run_id: str, worker_id: str, number: signal.Signals) -> None:
+    """Signal exactly that process: never one that has got its pid since."""
+    try:
+        handle = os.pidfd_open(worker.pid)
+    except OSError:
+        return
+    except AttributeError:  # not on Linux
+        with contextlib.suppress(psutil.Error, OSError):
+            process = psutil.Process(worker.pid)
+            if process.create_time() == worker.started and _belongs(process, run_id, worker_id):
+                process.send_signal(number)
+        return
+    try:
+        with contextlib.suppress(psutil.Error, OSError):
+            process = psutil.Process(worker.pid)
+            if process.create_time() == worker.started and _belongs(process, run_id, worker_id):
+                signal.pidfd_send_signal(handle, number)
+    finally:
+        os.close(handle)
+
+
+def alive(worker_id: str, found: list[Worker], doing: str) -> LionwtError:
+    who = ", ".join(f"{worker.name} (pid {worker.pid})" for worker in found[:8])
+    return LionwtError(
+        "worker_alive",
+        f"{who} {doing} of {worker_id!r}; nothing was changed",
+        hint="let it end or stop it, then run the same command again",
+        diagnostics={"pids": [worker.pid for worker in found]},
+    )
+
+
+def boot_id() -> str:
+    """What tells one boot of this machine from another."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return str(int(psutil.boot_time()))
+
+
+def owner(pid: int) -> Owner:
+    """Identify the process that answers for a lease; raises ``usage`` when there is none."""
+    try:
+        started = psutil.Process(pid).create_time()
+    except psutil.Error as error:
+        raise LionwtError("usage", f"--owner-pid {pid}: there is no such process; nothing was made") from error
+    return Owner(host=socket.gethostname(), boot=boot_id(), pid=pid, started=started)
+
+
+def owner_alive(owner: Owner) -> bool:
+    """Whether the owner still lives; on another host nobody can tell, so it counts as alive."""
+    if owner.host != socket.gethostname():
+        return True
+    if owner.boot != boot_id():
+        return False
+    try:
+        process = psutil.Process(owner.pid)
+        return bool(process.create_time() == owner.started) and _runs(process)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return True

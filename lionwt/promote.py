@@ -1,0 +1,378 @@
+"""``promote``: keep a frozen candidate as a patch, or land it on the run's branch (ADR-0091 D4).
+
+Candidates are completed in dependency order, one at a time. Each landing holds
+the repository's promotion lock (A1.1) from the verification of the evidence to
+the record. The six conditions are looked at in this order: how the worker
+ended, its validations, its evidence, its predecessors, the target's head, and
+last the checkout, because only the last can be cleared by the operator: then
+the candidate stays frozen and everything is as it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lionwt import evidence, landing, locks, names, processes, repository, settle, teardown
+from lionwt.errors import LionwtError, worst
+from lionwt.records import CompletionPolicy, LeaseFile, Outcome, WorkerWorktreeRecord
+from lionwt.session import Run, promotion_lock
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A lease that stays as it is, and why."""
+
+    worker_id: str
+    error: LionwtError
+
+
+@dataclass
+class Completion:
+    """What became of every candidate that was asked for."""
+
+    records: list[WorkerWorktreeRecord] = field(default_factory=list)
+    files: list[LeaseFile] = field(default_factory=list)
+    pending: list[Pending] = field(default_factory=list)
+    not_ready: list[Pending] = field(default_factory=list)
+
+    def exit_code(self, asked: CompletionPolicy) -> int:
+        """The one exit code that tells how it went (design section 5)."""
+        codes = [exit_of(file, asked) for file in self.files]
+        codes += [pending.error.exit_code for pending in self.pending]
+        return worst(codes) if codes else 0
+
+
+def exit_of(file: LeaseFile, asked: CompletionPolicy) -> int:
+    """The exit code of one terminal lease, the same however often it is asked."""
+    record, outcome = file.record, file.outcome
+    assert record is not None
+    if record.status == "teardown_failed":
+        return 5
+    if outcome is None:
+        return 3 if asked == "merge_validated" else 0
+    if outcome.status == "promoted":
+        return 4 if outcome.code else 0
+    if outcome.status == "discarded":
+        landing_asked = asked == "merge_validated" and not outcome.empty
+        return 3 if landing_asked else 0
+    if outcome.code == "predecessor_failed":
+        return 3
+    return 4
+
+
+def promote(
+    run: Run,
+    workers: Sequence[str] = (),
+    policy: CompletionPolicy | None = None,
+    lock_timeout: float = locks.DEFAULT_WAIT,
+) -> tuple[CompletionPolicy, Completion]:
+    """Complete the named candidates, or every frozen one, in dependency order.
+
+    Raises ``policy_mismatch`` for a policy that is neither the pinned one nor
+    narrower, ``lease_unknown``; what happens to a single candidate is in the
+    answer.
+    """
+    asked = _asked(run, policy)
+    files, ambiguous = run.store.leases(run.file)
+    known = {file.worker_id: file for file in files}
+    for worker_id in workers:
+        run.lease(worker_id)
+    completion = Completion()
+    if not workers:
+        completion.pending += [Pending(entry.worker_id, entry.error) for entry in ambiguous]
+    chosen = list(dict.fromkeys(workers)) or list(known)
+    alive = processes.of_run(run.file.run_id) if any(known[name].lease.state == "frozen" for name in chosen) else {}
+    for worker_id in in_order(known, chosen):
+        try:
+            if worker_id in alive and known[worker_id].lease.state == "frozen":
+                raise processes.alive(worker_id, alive[worker_id], "runs again in the lease")
+            _complete_one(run, worker_id, asked, policy, lock_timeout, completion, bool(workers))
+        except LionwtError as error:
+            completion.pending.append(Pending(worker_id, error))
+    return asked, completion
+
+
+def _asked(run: Run, policy: CompletionPolicy | None) -> CompletionPolicy:
+    pinned = run.file.policy.completion
+    if policy is None or policy == pinned:
+        return pinned
+    if policy == "patch_only":
+        return policy
+    raise LionwtError(
+        "policy_mismatch",
+        f"run {run.file.run_id!r} was opened with {pinned}; it cannot be widened to {policy}; nothing was changed",
+        hint="open another run with --policy merge_validated",
+    )
+
+
+def in_order(known: dict[str, LeaseFile], chosen: Sequence[str]) -> list[str]:
+    """``chosen`` with every predecessor before its dependents; otherwise as they were leased."""
+    order: list[str] = []
+    wanted = set(chosen)
+
+    def place(worker_id: str, above: frozenset[str]) -> None:
+        file = known[worker_id]
+        for predecessor in file.predecessors:
+            if predecessor in wanted and predecessor in known and predecessor not in above:
+                place(predecessor, above | {worker_id})
+        if worker_id not in order:
+            order.append(worker_id)
+
+    for worker_id in sorted(wanted, key=lambda name: (known[name].lease.created_at, chosen.index(name))):
+        place(worker_id, frozenset())
+    return order
+
+
+def _complete_one(
+    run: Run,
+    worker_id: str,
+    asked: CompletionPolicy,
+    explicit: CompletionPolicy | None,
+    lock_timeout: float,
+    completion: Completion,
+    named: bool,
+) -> None:
+    known = run.lease(worker_id)
+    if known.record is not None:
+        _refuse_other_policy(known, asked)
+        completion.files.append(known)
+        completion.records.append(known.record)
+        return
+    if known.lease.state != "frozen":
+        pending = Pending(worker_id, _not_frozen(run, known))
+        (completion.pending if named else completion.not_ready).append(pending)
+        return
+    if asked == "patch_only" and known.intent is None:
+        with run.locked(worker_id, lock_timeout) as file:
+            done = _keep_patch(run, file)
+    else:
+        with (
+            locks.held(promotion_lock(run.common_dir), "promotion", lock_timeout) as lock_fd,
+            run.locked(worker_id, lock_timeout) as file,
+        ):
+            done = _land(run, file, asked, lock_fd)
+    assert done.record is not None
+    completion.files.append(done)
+    completion.records.append(done.record)
+
+
+def _refuse_other_policy(file: LeaseFile, asked: CompletionPolicy) -> None:
+    narrowed = file.outcome is not None and file.outcome.policy != asked
+    if narrowed and file.policy.completion == asked:
+        raise LionwtError(
+            "already_done",
+            f"worker {file.worker_id!r} was completed as {file.outcome.policy if file.outcome else ''}; "
+            "it cannot be landed any more; nothing was changed",
+            hint="its patch is kept as evidence",
+        )
+
+
+def _not_frozen(run: Run, file: LeaseFile) -> LionwtError:
+    verb = "reconcile" if file.intent is not None else "freeze"
+    arguments = run.file.run_id if verb == "reconcile" else f"{run.file.run_id} {file.worker_id} --succeeded"
+    return LionwtError(
+        "not_frozen",
+        f"worker {file.worker_id!r} is {file.lease.state}, not frozen; nothing was changed",
+        hint=f"when it has ended: lionwt {verb} {arguments}",
+    )
+
+
+def _keep_patch(run: Run, file: LeaseFile) -> LeaseFile:
+    """patch_only: the evidence stays, the lease is torn down."""
+    if file.record is not None:
+        return file
+    if file.outcome is None:
+        outcome = Outcome(status="discarded", policy="patch_only", empty=_is_empty(file))
+        broken = _broken_evidence(run, file)
+        if broken is not None:
+            outcome = _resolution(file, broken, "patch_only")
+        file = teardown.decide(run, file, outcome)
+    return teardown.finish(run, file)
+
+
+def _is_empty(file: LeaseFile) -> bool:
+    return file.candidate is not None and not file.candidate.files_changed
+
+
+def _land(run: Run, file: LeaseFile, asked: CompletionPolicy, lock_fd: int) -> LeaseFile:
+    """merge_validated, under the promotion lock and the lease's."""
+    settle.unresolved_landings(run, file.worker_id, lock_fd)
+    file = run.lease(file.worker_id)
+    if file.record is not None:
+        return file
+    if file.outcome is None:
+        if asked == "patch_only":
+            return _keep_patch(run, file)
+        file = _decide(run, file, lock_fd)
+    return teardown.finish(run, file)
+
+
+def _decide(run: Run, file: LeaseFile, lock_fd: int) -> LeaseFile:
+    """Land the candidate, or make durable why it is not landed."""
+    assert file.candidate is not None and file.evidence is not None
+    try:
+        _require_success(file)
+        if broken := _broken_evidence(run, file):
+            raise broken
+        if _is_empty(file):
+            return teardown.decide(run, file, Outcome(status="discarded", policy="merge_validated", empty=True))
+        if file.evidence.blocker is not None:
+            raise LionwtError(
+                "worktree_unmerged",
+                f"worker {file.worker_id!r} cannot be landed: {file.evidence.blocker}; nothing was landed",
+                hint="its patch is kept; look at it and apply what belongs",
+            )
+        repository.require_safe_config(run.file)
+        _require_predecessors(run, file)
+        repository.require_unprotected(
+            run.file.target, [*run.file.protected, *repository.default_branches(str(run.common_dir))]
+        )
+        expected = expected_head(run)
+        if landing.target_head(run) != expected:
+            raise landing.moved(run, expected)
+        tree, conflict = landing.merge(run, file, expected, file.evidence.commit)
+        if conflict is not None:
+            file = file.noting("merge_conflict", f"conflict in {', '.join(conflict.paths[:5])}", conflict.ref)
+            raise LionwtError(
+                "merge_conflict",
+                f"worker {file.worker_id!r} conflicts with {names.short_branch(run.file.target)!r} in "
+                f"{', '.join(conflict.paths[:5])}; nothing was landed and the checkout was not touched",
+                hint=f"see {run.paths.artifact_root / conflict.ref}, and its patch beside it",
+            )
+        return landing.land(run, file, expected, tree, lock_fd)
+    except LionwtError as error:
+        outcome = _outcome_of(file, error)
+        if outcome is None:
+            raise
+        return teardown.decide(run, file, outcome)
+
+
+_DISCARDED = ("worker_failed", "validation_missing", "validation_failed")
+_RESOLUTION = (
+    "target_moved",
+    "merge_conflict",
+    "patch_missing",
+    "patch_changed",
+    "worktree_unmerged",
+    "predecessor_failed",
+)
+
+
+def _outcome_of(file: LeaseFile, error: LionwtError) -> Outcome | None:
+    """The outcome that an error is, or None where the candidate stays frozen."""
+    if error.code in _DISCARDED:
+        return Outcome(
+            status="discarded", policy="merge_validated", code=error.code, message=error.message, hint=error.hint
+        )
+    if error.code in _RESOLUTION:
+        return _resolution(file, error, "merge_validated")
+    return None
+
+
+def _resolution(file: LeaseFile, error: LionwtError, policy: CompletionPolicy) -> Outcome:
+    """needs_resolution, or retained where the policy says so and the expiry is still ahead."""
+    until = file.policy.retention_until
+    keeps = file.policy.retain_worktree_on_resolution and until is not None and until > time.time()
+    return Outcome(
+        status="retained" if keeps else "needs_resolution",
+        policy=policy,
+        code=error.code,
+        message=error.message,
+        hint=error.hint,
+    )
+
+
+def _require_success(file: LeaseFile) -> None:
+    candidate = file.candidate
+    assert candidate is not None
+    if not candidate.worker_succeeded or candidate.cancelled:
+        how = "was cancelled" if candidate.cancelled else "failed"
+        raise LionwtError(
+            "worker_failed",
+            f"worker {file.worker_id!r} {how}; nothing was landed",
+            hint="its patch is kept as evidence",
+        )
+    results = {result.name: result for result in candidate.validations}
+    missing = [name for name in file.required_validations if name not in results]
+    if missing:
+        raise LionwtError(
+            "validation_missing",
+            f"worker {file.worker_id!r} has no result for {', '.join(missing)}; nothing was landed",
+            hint="its patch is kept as evidence; give every declared validation at freeze",
+        )
+    red = [result.name for result in candidate.validations if not result.passed]
+    if red:
+        raise LionwtError(
+            "validation_failed",
+            f"worker {file.worker_id!r}: {', '.join(red)} failed; nothing was landed",
+            hint="its patch is kept as evidence",
+        )
+
+
+def _broken_evidence(run: Run, file: LeaseFile) -> LionwtError | None:
+    """What is wrong with the frozen evidence: gone, or not what was frozen."""
+    assert file.candidate is not None and file.evidence is not None
+    for ref, wanted in (
+        (file.candidate.patch_ref, file.candidate.patch_sha256),
+        (file.candidate.artifact_manifest_ref, file.evidence.manifest_sha256),
+    ):
+        path = Path(run.paths.artifact_root, ref)
+        try:
+            found, _ = evidence.sha256_of(path)
+        except OSError as error:
+            return LionwtError(
+                "patch_missing",
+                f"the frozen {path.name} of {file.worker_id!r} is gone ({error}); nothing was landed",
+                hint="what is left of the evidence lies in the same directory",
+            )
+        if found != wanted:
+            return LionwtError(
+                "patch_changed",
+                f"the frozen {path.name} of {file.worker_id!r} was changed after the freeze; nothing was landed",
+                hint=f"look at {path}: it is not what was frozen",
+            )
+    return None
+
+
+def _require_predecessors(run: Run, file: LeaseFile) -> None:
+    """A dependent waits for its predecessors, and ends when one of them did not land."""
+    for worker_id in file.predecessors:
+        before = run.lease(worker_id)
+        if before.record is None:
+            raise LionwtError(
+                "predecessor_pending",
+                f"worker {file.worker_id!r} comes after {worker_id!r}, which is {before.lease.state}; "
+                "nothing was changed",
+                hint=f"complete it first: lionwt promote {run.file.run_id} {worker_id}",
+            )
+        outcome = before.outcome
+        succeeded = outcome is not None and (
+            outcome.status == "promoted" or (outcome.status == "discarded" and outcome.empty and not outcome.code)
+        )
+        if not succeeded:
+            raise LionwtError(
+                "predecessor_failed",
+                f"worker {file.worker_id!r} comes after {worker_id!r}, which ended as {before.record.status}; "
+                "nothing was landed",
+                hint="its patch is kept as evidence",
+            )
+
+
+def expected_head(run: Run) -> str:
+    """Where this run left the target: the base, then each of its landings in order (ADR-0091 D2)."""
+    files, ambiguous = run.store.leases(run.file)
+    if ambiguous:
+        # A landing may hide in a file that cannot be read.
+        raise ambiguous[0].error
+    steps = {
+        file.outcome.landing.expected: file.outcome.landing.merge
+        for file in files
+        if file.outcome is not None and file.outcome.status == "promoted" and file.outcome.landing is not None
+    }
+    head = run.file.base_sha
+    while head in steps:
+        head = steps.pop(head)
+    return head

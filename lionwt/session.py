@@ -1,0 +1,94 @@
+"""What every verb begins with: the run, its repository as recorded, one lease under its lock.
+
+Verbs are plain functions over a :class:`Run`; the command line and the
+asynchronous port call the same ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lionwt import git, locks, names, repository
+from lionwt.errors import LionwtError
+from lionwt.records import LeaseFile, RunFile
+from lionwt.store import Store
+
+
+@dataclass(frozen=True)
+class Run:
+    """An opened run and its files."""
+
+    file: RunFile
+    store: Store
+
+    @property
+    def paths(self) -> names.RunPaths:
+        return self.store.paths
+
+    @property
+    def common_dir(self) -> Path:
+        return Path(self.file.common_dir.path)
+
+    @property
+    def main_worktree(self) -> Path:
+        return Path(self.file.main_worktree.path)
+
+    def private(self) -> git.Git:
+        """Object work without files: trees, commits, merges."""
+        return git.private(self.paths.git_dir, self.common_dir)
+
+    def lease(self, worker_id: str) -> LeaseFile:
+        return self.store.lease(worker_id, self.file)
+
+    @contextlib.contextmanager
+    def locked(self, worker_id: str, wait: float = locks.DEFAULT_WAIT) -> Iterator[LeaseFile]:
+        """Hold one lease for a verb and yield it as it stands under the lock."""
+        self.lease(worker_id)  # an unknown worker is refused before a lock file is made for it
+        with locks.held(self.paths.lease_lock(worker_id), f"lease {worker_id!r}", wait):
+            yield self.lease(worker_id)
+
+    @contextlib.contextmanager
+    def scratch(self, name: str) -> Iterator[Path]:
+        """A directory of lionwt's own beside the private git directory, gone afterwards."""
+        path = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=self.paths.git_dir / "lionwt"))
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def registration(self) -> Iterator[None]:
+        with locks.held(registration_lock(self.common_dir), "registration"):
+            yield
+
+
+def registration_lock(common_dir: Path) -> Path:
+    return common_dir / "lionwt" / "registration.lock"
+
+
+def promotion_lock(common_dir: Path) -> Path:
+    return common_dir / "lionwt" / "promotion.lock"
+
+
+def load(paths: names.RunPaths) -> Run:
+    """The opened run; raises ``run_unknown``, ``repository_moved``."""
+    store = Store(paths)
+    run = store.run()
+    repository.verify_unmoved(run)
+    return Run(run, store)
+
+
+def refuse_workers(environ: Mapping[str, str], verb: str) -> None:
+    """Raise ``called_by_worker``: a worker never completes itself (ADR-0091 D3)."""
+    worker = environ.get("LIONAGI_WORKER_ID")
+    if worker:
+        raise LionwtError(
+            "called_by_worker",
+            f"{verb} was called by worker {worker!r} (LIONAGI_WORKER_ID is set); nothing was changed",
+            hint="the orchestrator completes a worker; run it without LIONAGI_WORKER_ID",
+        )

@@ -1,0 +1,123 @@
+"""Settle landings that a dead coordinator began: finish them forward, or declare them.
+
+The journal decides together with the ref: whatever killed the coordinator, the
+target is the old head or the journalled merge (design section 8). A landing is
+never done twice and never undone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lionwt import git, landing, teardown
+from lionwt.checkout import Checkout, IndexLock, blocked
+from lionwt.records import Landing, LeaseFile, Outcome
+from lionwt.session import Run
+
+
+def unresolved_landings(run: Run, held_worker: str, lock_fd: int) -> None:
+    """Settle every landing of the run that was intended and not recorded.
+
+    Call under the promotion lock and the lease lock of ``held_worker``: nobody
+    else can be landing, so an intent that stands there was left by the dead.
+    """
+    files, _ = run.store.leases(run.file)
+    for file in files:
+        if file.intent is None or file.intent.kind != "promote":
+            continue
+        if file.worker_id == held_worker:
+            one_landing(run, file, lock_fd)
+        else:
+            with run.locked(file.worker_id) as now:
+                if now.intent is not None and now.intent.kind == "promote":
+                    one_landing(run, now, lock_fd)
+
+
+def one_landing(run: Run, file: LeaseFile, lock_fd: int) -> LeaseFile:
+    """Settle one intended landing; returns the lease as it stands then."""
+    assert file.intent is not None and file.intent.landing is not None
+    intended = file.intent.landing
+    head = landing.target_head(run)
+    if head is not None and _descends(run, head, intended.merge):
+        left = _bring_forward(run, intended, head, lock_fd)
+        return landing.landed(run, file, intended, left)
+    if head == intended.expected and not _was_target(run, intended.merge):
+        _drop_lock(run, intended)
+        return run.store.write(file.model_copy(update={"intent": None}))
+    _drop_lock(run, intended)
+    error = landing.moved(run, intended.expected)
+    outcome = Outcome(
+        status="needs_resolution", policy="merge_validated", code=error.code, message=error.message, hint=error.hint
+    )
+    return teardown.decide(run, file.noting("landed_then_moved", error.message), outcome)
+
+
+def _descends(run: Run, head: str, merge: str) -> bool:
+    if head == merge:
+        return True
+    private = run.private()
+    if private.run("cat-file", "-e", f"{merge}^{{commit}}", ok=(0, 1, 128)).code:
+        return False
+    answer = private.run("merge-base", "--is-ancestor", merge, head, ok=(0, 1, 128))
+    if answer.code == 128:
+        raise git.failure(["merge-base"], answer)
+    return answer.code == 0
+
+
+def _was_target(run: Run, merge: str) -> bool:
+    """Whether the target's reflog has ever held the merge."""
+    logged = git.shared(str(run.common_dir)).run("reflog", "show", "--format=%H", run.file.target, "--", ok=(0, 128))
+    return merge in git.text(logged.out).split()
+
+
+def _bring_forward(run: Run, intended: Landing, head: str, lock_fd: int) -> list[str]:
+    """Finish the checkout's update, on that merge's paths only."""
+    checkout = Checkout(run)
+    on = checkout.shared().run("symbolic-ref", "--quiet", "HEAD", ok=(0, 1))
+    if git.text(on.out).strip() != run.file.target:
+        _drop_lock(run, intended)
+        return []  # the operator has gone elsewhere; git brought that checkout there
+    lock = _adopt_lock(checkout, intended)
+    if lock is None:
+        return []
+    # Should this fail, the lock stays: git must refuse until it is finished.
+    left = checkout.repair(lock, intended.expected, intended.merge, lock_fd, head)
+    checkout.install(lock)
+    return left
+
+
+def _adopt_lock(checkout: Checkout, intended: Landing) -> IndexLock | None:
+    """The index lock that the dead coordinator left, or a new one; None when the index is finished."""
+    copy = checkout.git_dir / (intended.scratch or "none")
+    Path(f"{copy}.lock").unlink(missing_ok=True)
+    try:
+        inode = checkout.lock_path.lstat().st_ino
+    except FileNotFoundError:
+        copy.unlink(missing_ok=True)
+        return checkout.take_index()
+    if inode == intended.index_lock:
+        copy.unlink(missing_ok=True)
+        lock = IndexLock(checkout.lock_path, inode, copy)
+        checkout.copy_index(copy)
+        return lock
+    if not copy.exists():
+        # The finished copy had already replaced the lock: one rename was left.
+        checkout.lock_path.rename(checkout.index)
+        return None
+    raise blocked(
+        f"{checkout.lock_path} is not the one lionwt left: another git works in the checkout",
+        f"wait for it; if no git runs there, remove that file: rm {checkout.lock_path}",
+    )
+
+
+def _drop_lock(run: Run, intended: Landing) -> None:
+    """Remove the index lock of a landing that did not happen, if it is still that one."""
+    checkout = Checkout(run)
+    copy = checkout.git_dir / (intended.scratch or "none")
+    for leftover in (copy, Path(f"{copy}.lock")):
+        leftover.unlink(missing_ok=True)
+    try:
+        if checkout.lock_path.lstat().st_ino == intended.index_lock:
+            checkout.lock_path.unlink()
+    except FileNotFoundError:
+        pass

@@ -1,0 +1,207 @@
+"""The run's private git directory: the operator's settings, taken before any worker exists.
+
+Content work (populate, capture, merge, checkout update) runs in a bare git
+directory of lionwt's own over the shared objects (design section 6). Its
+configuration is written once, when the run is opened, from the operator's
+system and global scope; from the repository's own configuration come only
+settings that name no program. So whatever a worker writes into the shared
+configuration afterwards does not exist here.
+
+gc must never run in it: to git this directory has no refs, so everything in
+the shared store would look unreachable.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lionwt import git, store
+from lionwt.errors import LionwtError
+from lionwt.repository import Repository
+
+_OPERATOR_SCOPES = ("system", "global", "command")
+_FILTER_PROGRAMS = ("clean", "smudge", "process")
+
+
+@dataclass(frozen=True)
+class OperatorConfig:
+    """``$LIONAGI_HOME/lionwt.toml``: what the operator adds."""
+
+    protected_branches: tuple[str, ...] = ()
+    trusted_filters: tuple[str, ...] = ()
+
+
+def read_operator_config(home: Path) -> OperatorConfig:
+    """Read ``lionwt.toml``; raises ``config_invalid``. A missing file adds nothing."""
+    path = home / "lionwt.toml"
+    try:
+        content = path.read_text("utf-8")
+    except FileNotFoundError:
+        return OperatorConfig()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LionwtError("config_invalid", f"{path} cannot be read: {error}; nothing was made") from error
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        loaded = tomllib.loads(content)
+    except tomllib.TOMLDecodeError as error:
+        raise LionwtError("config_invalid", f"{path}: {error}; nothing was made") from error
+    known = ("protected_branches", "trusted_filters")
+    for key, value in loaded.items():
+        strings = isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+        if key not in known or not strings:
+            raise LionwtError(
+                "config_invalid",
+                f"{path}: {key!r} is not a list of strings that lionwt knows; nothing was made",
+                hint="it may hold: " + ", ".join(f"{name} = [...]" for name in known),
+            )
+    return OperatorConfig(tuple(loaded.get("protected_branches", ())), tuple(loaded.get("trusted_filters", ())))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings that content work may use."""
+
+    filters: Mapping[tuple[str, str], str]
+    conversion: Mapping[str, str]
+    attributes: bytes
+    user_name: str | None
+    user_email: str | None
+    default_branch: str | None
+
+
+def read_settings(repository: Repository, trusted_filters: Sequence[str]) -> Settings:
+    """Take the snapshot; raises ``filter_untrusted``.
+
+    A filter that only the repository's own configuration names may have been
+    written there by an earlier worker, so it counts only if the operator lists
+    it in ``lionwt.toml``.
+    """
+    listed = git.operator(repository.checkout).run("config", "--list", "-z", "--show-scope")
+    fields = git.records(listed.out)
+    own: dict[str, str] = {}
+    local: dict[str, str] = {}
+    for scope, entry in zip(fields[::2], fields[1::2], strict=True):
+        key, separator, value = entry.partition(b"\n")
+        (own if git.text(scope) in _OPERATOR_SCOPES else local)[git.text(key)] = (
+            git.text(value) if separator else "true"
+        )
+    merged = {**own, **local}
+    attributes = merged.get("core.attributesfile")
+    return Settings(
+        filters=_filters(own, local, trusted_filters),
+        conversion={
+            key: merged[key] for key in ("core.autocrlf", "core.eol", "core.sharedrepository") if key in merged
+        },
+        attributes=_attributes(attributes, repository.checkout),
+        user_name=merged.get("user.name") or None,
+        user_email=merged.get("user.email") or None,
+        default_branch=own.get("init.defaultbranch"),
+    )
+
+
+def _filters(own: Mapping[str, str], local: Mapping[str, str], trusted: Sequence[str]) -> dict[tuple[str, str], str]:
+    found: dict[tuple[str, str], str] = {}
+    for source, is_own in ((own, True), (local, False)):
+        for key, value in source.items():
+            parts = key.split(".")
+            if parts[0] != "filter" or len(parts) < 3:
+                continue
+            driver, setting = ".".join(parts[1:-1]), parts[-1]
+            if is_own or driver in trusted:
+                found[driver, setting] = value
+            elif setting in _FILTER_PROGRAMS and (driver, setting) not in found and value:
+                raise LionwtError(
+                    "filter_untrusted",
+                    f"the filter {driver!r} ({setting}) is defined by the repository's own configuration only, "
+                    "which a worker can write; nothing was made",
+                    hint=f'if it is yours, add trusted_filters = ["{driver}"] to $LIONAGI_HOME/lionwt.toml, '
+                    "or define it in your global git configuration",
+                )
+    return found
+
+
+def _attributes(configured: str | None, checkout: Path) -> bytes:
+    if configured:
+        path = Path(os.path.expanduser(configured))
+        path = path if path.is_absolute() else checkout / path
+    else:
+        home = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+        path = Path(home) / "git" / "attributes"
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def make_private_git_dir(where: Path, repository: Repository, settings: Settings) -> None:
+    """Make the private git directory at ``where``, whole or not at all."""
+    building = where.parent / f".git.{secrets.token_hex(8)}.tmp"
+    try:
+        for sub in ("objects", "refs", "info", "lionwt"):
+            store.make_private_dir(building / sub)
+        (building / "HEAD").write_bytes(b"ref: refs/heads/none\n")
+        (building / "attributes").write_bytes(settings.attributes)
+        for name, shared_name in (("info/attributes", "info/attributes"), ("shallow", "shallow")):
+            source = repository.common_dir / shared_name
+            if source.is_file():
+                shutil.copyfile(source, building / name)
+        (building / "config").write_text(
+            _config(where, repository, settings), encoding="utf-8", errors="surrogateescape"
+        )
+        if where.exists():  # an opening that died before the run's file was written
+            shutil.rmtree(where)
+        os.rename(building, where)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    store.sync_dir(where.parent)
+
+
+def _config(where: Path, repository: Repository, settings: Settings) -> str:
+    sha256 = repository.object_format == "sha256"
+    core = {
+        "repositoryformatversion": "1" if sha256 else "0",
+        "bare": "true",
+        "filemode": "true",  # core.fileMode=false in the repository loses executable bits
+        "trustctime": "true",  # otherwise an edit with a restored mtime is not seen
+        "checkstat": "default",
+        "logallrefupdates": "false",
+        "hookspath": "/dev/null",
+        "fsmonitor": "false",
+        "untrackedcache": "false",
+        "splitindex": "false",
+        "sparsecheckout": "false",
+        "attributesfile": str(where / "attributes"),
+        **{key.partition(".")[2]: value for key, value in settings.conversion.items()},
+    }
+    sections: list[tuple[str, str | None, Mapping[str, str]]] = [("core", None, core)]
+    if sha256:
+        sections.append(("extensions", None, {"objectformat": "sha256"}))
+    sections += [
+        ("index", None, {"sparse": "false", "version": "2"}),
+        ("gc", None, {"auto": "0", "pruneExpire": "never", "reflogExpire": "never"}),
+        ("maintenance", None, {"auto": "false"}),
+        ("lfs", None, {"storage": str(repository.common_dir / "lfs")}),
+    ]
+    drivers: dict[str, dict[str, str]] = {}
+    for (driver, setting), value in settings.filters.items():
+        drivers.setdefault(driver, {})[setting] = value
+    sections += [("filter", driver, values) for driver, values in drivers.items()]
+    lines = []
+    for section, sub, values in sections:
+        lines.append(f"[{section}]" if sub is None else f'[{section} "{_escaped(sub)}"]')
+        lines += [f'\t{key} = "{_escaped(value)}"' for key, value in values.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

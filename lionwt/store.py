@@ -1,0 +1,269 @@
+"""Read, replace and list lease files, and the run's own file (design section 3).
+
+Every write replaces the whole file: a unique temporary name in the same
+directory that no listing takes for a lease, fsync, rename, fsync of the
+directory. So a reader sees the old file or the new one, and what a function
+here has returned from is on disk.
+
+A file that cannot be read for sure is *ambiguous*: it is named, left byte for
+byte, and never taken for "no lease".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from lionwt import names
+from lionwt.errors import LionwtError, from_os_error
+from lionwt.faults import point
+from lionwt.records import LEASE_SCHEMA, RUN_SCHEMA, STORED, LeaseFile, RunFile
+
+_LARGEST = 256 * 1024 * 1024
+
+
+def make_private_dir(path: Path) -> None:
+    """Make ``path`` and its missing parents, mode 0700."""
+    if path.is_dir():
+        return
+    make_private_dir(path.parent)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+
+
+def sync_dir(path: Path) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace_bytes(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Replace ``path`` durably by ``content``; on failure the old file stands."""
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        point("store.written")
+        os.rename(temporary, path)
+    except BaseException as error:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
+        if isinstance(error, OSError):
+            raise from_os_error(error, f"writing {path}") from error
+        raise
+    sync_dir(path.parent)
+    point("store.replaced")
+
+
+def replace_json(path: Path, value: dict[str, Any]) -> bytes:
+    """Replace ``path`` by ``value`` as ASCII JSON; returns the bytes written."""
+    content = json.dumps(value, ensure_ascii=True, indent=1).encode("ascii") + b"\n"
+    replace_bytes(path, content)
+    return content
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read one JSON object, never through a symlink.
+
+    Raises ``FileNotFoundError`` when there is none, ``state_unreadable`` when
+    there is something else.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _ambiguous(path, error.strerror or str(error)) from error
+    with os.fdopen(fd, "rb") as file:
+        seen = os.fstat(fd)
+        if not stat.S_ISREG(seen.st_mode):
+            raise _ambiguous(path, "it is not a regular file")
+        if seen.st_size > _LARGEST:
+            raise _ambiguous(path, "it is far too large")
+        try:
+            loaded = json.loads(file.read())
+        except (ValueError, RecursionError, OSError) as error:
+            raise _ambiguous(path, str(error)) from error
+    if not isinstance(loaded, dict):
+        raise _ambiguous(path, "it is not a JSON object")
+    return loaded
+
+
+def _ambiguous(path: Path, why: str) -> LionwtError:
+    return LionwtError(
+        "state_unreadable",
+        f"{path} cannot be understood: {why}; it was left as it is and nothing was changed",
+        hint="restore it from a backup, or move it aside after looking at it",
+    )
+
+
+def _check_schema(path: Path, loaded: dict[str, Any], known: str) -> None:
+    schema = loaded.get("schema")
+    family, _, version = str(schema).partition("@")
+    if schema == known:
+        return
+    if family == known.partition("@")[0] and version.isdigit():
+        raise LionwtError(
+            "schema_newer",
+            f"{path} has schema {schema}, this lionwt knows {known}; nothing was changed",
+            hint="use the lionwt that wrote it, or a newer one",
+        )
+    raise _ambiguous(path, f"unknown schema {schema!r}")
+
+
+@dataclass(frozen=True)
+class Ambiguous:
+    """A file that stands where a lease would, and the reason it is not one for sure."""
+
+    worker_id: str
+    error: LionwtError
+
+
+class Store:
+    """The files of one run."""
+
+    def __init__(self, paths: names.RunPaths) -> None:
+        self.paths = paths
+
+    def read_run(self) -> RunFile | None:
+        """The run as it was opened, or None when it has not been."""
+        path = self.paths.run_file
+        try:
+            loaded = read_json(path)
+        except FileNotFoundError:
+            return None
+        except NotADirectoryError as error:
+            raise _ambiguous(path, str(error)) from error
+        _check_schema(path, loaded, RUN_SCHEMA)
+        try:
+            run = RunFile.model_validate(loaded, context=STORED)
+        except ValidationError as error:
+            raise _ambiguous(path, _first(error)) from error
+        if run.run_id != self.paths.run_id or run.artifact_root != str(self.paths.artifact_root):
+            raise _ambiguous(path, "it names another run or artifact root")
+        return run
+
+    def open_run(self, run: RunFile) -> None:
+        replace_json(self.paths.run_file, _dump(run))
+
+    def run(self) -> RunFile:
+        """The opened run; raises ``run_unknown``."""
+        run = self.read_run()
+        if run is None:
+            raise LionwtError(
+                "run_unknown",
+                f"run {self.paths.run_id!r} has not been opened (no {self.paths.run_file})",
+                hint="check the run id and LIONAGI_HOME, or open it with: lionwt lease RUN -w WORKER --target BRANCH",
+            )
+        return run
+
+    def lease(self, worker_id: str, run: RunFile) -> LeaseFile:
+        """One lease; raises ``lease_unknown``, ``state_unreadable``, ``schema_newer``."""
+        names.check_id(worker_id, "worker")
+        path = self.paths.lease_file(worker_id)
+        try:
+            loaded = read_json(path)
+        except FileNotFoundError as error:
+            raise LionwtError(
+                "lease_unknown",
+                f"worker {worker_id!r} has no lease in run {self.paths.run_id!r}; nothing was changed",
+                hint=f"see the run's workers: ls {self.paths.workspaces}",
+            ) from error
+        return self._understood(path, worker_id, loaded, run)
+
+    def _understood(self, path: Path, worker_id: str, loaded: dict[str, Any], run: RunFile) -> LeaseFile:
+        _check_schema(path, loaded, LEASE_SCHEMA)
+        try:
+            file = LeaseFile.model_validate(loaded, context=STORED)
+        except ValidationError as error:
+            raise _ambiguous(path, _first(error)) from error
+        lease = file.lease
+        # What the ids say must be what the file says: a copied or edited file
+        # would otherwise point lionwt at another worker's tree.
+        expected = (
+            self.paths.run_id,
+            worker_id,
+            names.worker_branch(self.paths.run_id, worker_id),
+            names.worktree_path(Path(run.main_worktree.path), self.paths.run_id, worker_id),
+            self.paths.artifacts(worker_id),
+            path,
+            run.base_sha,
+            run.target,
+        )
+        stored = (
+            lease.run_id,
+            lease.worker_id,
+            lease.branch_name,
+            lease.worktree_path,
+            lease.artifact_path,
+            lease.state_path,
+            lease.base_sha,
+            names.HEADS + lease.target_branch,
+        )
+        if stored != expected:
+            raise _ambiguous(path, "its ids, branch, paths or base are not the ones its name and run give")
+        return file
+
+    def worker_ids(self) -> list[str]:
+        """The ids that have a file, readable or not."""
+        try:
+            entries = os.listdir(self.paths.workspaces)
+        except FileNotFoundError:
+            return []
+        return sorted(entry[:-5] for entry in entries if entry.endswith(".json") and not entry.startswith("."))
+
+    def leases(self, run: RunFile) -> tuple[list[LeaseFile], list[Ambiguous]]:
+        """Every lease of the run, and every file that is ambiguous."""
+        found: list[LeaseFile] = []
+        ambiguous: list[Ambiguous] = []
+        for worker_id in self.worker_ids():
+            try:
+                found.append(self.lease(worker_id, run))
+            except LionwtError as error:
+                ambiguous.append(Ambiguous(worker_id, error))
+        return found, ambiguous
+
+    def write(self, file: LeaseFile) -> LeaseFile:
+        """Replace the lease's file durably, serial one higher; returns what was written."""
+        written = file.model_copy(update={"serial": file.serial + 1})
+        replace_json(self.paths.lease_file(file.worker_id), _dump(written))
+        return written
+
+    def forget(self, worker_id: str) -> None:
+        """Undo the reservation of an id whose allocation was undone completely."""
+        try:
+            os.unlink(self.paths.lease_file(worker_id))
+        except FileNotFoundError:
+            return
+        sync_dir(self.paths.workspaces)
+
+
+def _dump(model: LeaseFile | RunFile) -> dict[str, Any]:
+    return model.model_dump(mode="json", by_alias=True)
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else str(first["msg"])

@@ -1,0 +1,168 @@
+"""End a lease: remove what was leased, by what a look finds, and write the record once.
+
+The outcome is durable before anything is removed, so that a crash in here can
+only ever be finished, never decided anew. What a worker still wrote after its
+freeze is saved as evidence first; a worktree that cannot be saved whole stays
+(ADR-0091 D5, design section 7).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from lionwt import evidence, git, lease, names, repository, worktree
+from lionwt.capture import Capture, Capturer
+from lionwt.errors import LionwtError, from_os_error
+from lionwt.faults import point
+from lionwt.records import Intent, LeaseFile, Outcome, WorkerTerminalStatus, WorkerWorktreeRecord
+from lionwt.session import Run
+from lionwt.store import sync_dir
+
+
+def end_unstarted(run: Run, file: LeaseFile) -> LeaseFile:
+    """allocated → terminal: the worker never started; what lies in its worktree is evidence all the same."""
+    outcome = Outcome(status="discarded", policy=file.policy.completion, code="worker_failed")
+    return finish(run, decide(run, file, outcome))
+
+
+def decide(run: Run, file: LeaseFile, outcome: Outcome) -> LeaseFile:
+    """Make an outcome durable, before anything is removed."""
+    written = run.store.write(
+        file.model_copy(update={"outcome": outcome, "intent": Intent(kind="teardown", at=time.time())})
+    )
+    point("teardown.intended")
+    return written
+
+
+def finish(run: Run, file: LeaseFile) -> LeaseFile:
+    """Carry out a decided outcome and write the record. Call with the lease's lock held."""
+    if _outcome(file).status == "retained":
+        retained = _retain(run, file)
+        if retained is not None:
+            return retained
+        outcome = _outcome(file).model_copy(update={"status": "needs_resolution"})
+        file = file.noting("retention_refused", "the worktree or branch was gone, so nothing could be retained")
+        file = run.store.write(file.model_copy(update={"outcome": outcome}))
+    file, errors = _save_late_work(run, file)
+    if errors:
+        removal = worktree.Removal(not os.path.lexists(file.lease.worktree_path), False, tuple(errors))
+    else:
+        tip = file.evidence.branch_tip if file.evidence else run.file.base_sha
+        with run.registration():
+            removal = worktree.remove(run.file, file, tip)
+    written = run.store.write(_recorded(file, removal))
+    point("teardown.recorded")
+    run.paths.saved_index(file.worker_id).unlink(missing_ok=True)
+    lease.clear_trash(run)
+    return written
+
+
+def _retain(run: Run, file: LeaseFile) -> LeaseFile | None:
+    """The record of a retained worktree, only after confirming that worktree and branch are there."""
+    branch = names.HEADS + file.lease.branch_name
+    stands = file.identity is not None and worktree.is_leased_directory(file.lease.worktree_path, file.identity)
+    if not stands or branch not in repository.find_branches(str(run.common_dir), branch):
+        return None
+    ending = file.to("terminal", "promote", intent=None)
+    record = WorkerWorktreeRecord(
+        lease=ending.lease,
+        policy=_outcome(file).policy,
+        status="retained",
+        patch_ref=file.candidate.patch_ref if file.candidate else None,
+        promoted_commit=None,
+        teardown_errors=[],
+        worktree_removed=False,
+        branch_deleted=False,
+        retention_until=file.policy.retention_until,
+        completed_at=time.time(),
+    )
+    return run.store.write(ending.model_copy(update={"record": record}))
+
+
+def _recorded(file: LeaseFile, removal: worktree.Removal) -> LeaseFile:
+    outcome = _outcome(file)
+    complete = removal.worktree_removed and removal.branch_deleted
+    status: WorkerTerminalStatus = outcome.status if complete else "teardown_failed"
+    if file.lease.state == "terminal":
+        ending = file.model_copy(update={"intent": None})
+    else:
+        ending = file.to("terminal", "teardown", intent=None)
+    record = WorkerWorktreeRecord(
+        lease=ending.lease,
+        policy=outcome.policy,
+        status=status,
+        patch_ref=file.candidate.patch_ref if file.candidate else None,
+        promoted_commit=outcome.landing.merge if outcome.status == "promoted" and outcome.landing else None,
+        teardown_errors=list(removal.errors),
+        worktree_removed=removal.worktree_removed,
+        branch_deleted=removal.branch_deleted,
+        completed_at=time.time(),
+    )
+    return ending.model_copy(update={"record": record})
+
+
+def _outcome(file: LeaseFile) -> Outcome:
+    assert file.outcome is not None
+    return file.outcome
+
+
+def _save_late_work(run: Run, file: LeaseFile) -> tuple[LeaseFile, list[str]]:
+    """Compare the worktree with what was frozen once more; what is new is saved as evidence.
+
+    Returns the file and the reasons why the worktree must stay.
+    """
+    path, identity, frozen = file.lease.worktree_path, file.identity, file.evidence
+    if identity is None or frozen is None or not worktree.is_leased_directory(path, identity):
+        return file, []  # removal looks again, and leaves what is not the lease's
+    if not Path(identity.admin_dir, "HEAD").exists():
+        return file, []  # retired already: the rest of an interrupted removal
+    try:
+        with run.scratch(file.worker_id) as scratch:
+            capture = Capturer(run.file, run.paths, file, identity, scratch).capture()
+            last = (frozen.tree, *frozen.late_trees)[-1]
+            manifest = _manifest(run, file)
+            known = {row["path"] for row in manifest.get("ignored", [])}
+            new_ignored = [name for name in capture.left_out if git.text(name) not in known]
+            given_up = set(manifest.get("not_captured", {}).get("repositories", []))
+            lost = [git.text(name) or "." for name in (*capture.repositories, *capture.shadowed)]
+            if unsaved := [name for name in lost if name not in given_up]:
+                return file, [f"{unsaved[0]} appeared after the freeze and cannot be captured; the worktree was kept"]
+            if capture.tree == last and not new_ignored:
+                return file, []
+            return _late(run, file, capture, last, new_ignored, scratch), []
+    except LionwtError as error:
+        return file, [f"the worktree could not be compared with what was frozen, so it was kept: {error.message}"]
+    except OSError as error:
+        return file, [f"{from_os_error(error, 'comparing the worktree with what was frozen')}; it was kept"]
+
+
+def _late(run: Run, file: LeaseFile, capture: Capture, last: str, new_ignored: list[bytes], scratch: Path) -> LeaseFile:
+    assert file.evidence is not None
+    target = run.paths.evidence(file.worker_id)
+    number = 1 + sum(1 for entry in os.listdir(target) if entry.startswith("late-") and entry.endswith(".patch"))
+    patch = target / f"late-{number}.patch"
+    evidence.write_patch(run.private(), last, capture.tree, patch)
+    saver = evidence.Saver(file.lease.worktree_path, target / f"late-{number}.tar")
+    evidence.ignored(file.lease.worktree_path, capture, saver, only=new_ignored)
+    saver.close()
+    sync_dir(target)
+    noted = file.noting("late_writes", "the worktree was written to after the freeze", run.paths.ref(patch))
+    late_trees = (*file.evidence.late_trees, capture.tree)
+    return run.store.write(
+        noted.model_copy(update={"evidence": file.evidence.model_copy(update={"late_trees": late_trees})})
+    )
+
+
+def _manifest(run: Run, file: LeaseFile) -> dict[str, Any]:
+    if file.candidate is None:
+        return {}
+    try:
+        content = (run.paths.artifact_root / file.candidate.artifact_manifest_ref).read_bytes()
+        loaded = json.loads(content)
+    except (OSError, ValueError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}

@@ -1,0 +1,336 @@
+"""Make, identify and remove a worker's worktree; delete its branch.
+
+Made by halves: the registration (branch, admin directory, empty tree) in the
+shared directory under the registration lock, because git's own ``worktree add``
+fails when others are being made beside it; then the files from the private
+directory, where no hook or filter of a worker's exists.
+
+Removed by halves as well, and by what a look finds: the directory is known by
+device and inode, moved to the trash, and only when it is gone is the one
+registration retired and the branch deleted by compare-and-swap. ``git worktree
+prune`` is never called, it removes what others are making.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lionwt import git, names, store
+from lionwt.errors import LionwtError, from_os_error
+from lionwt.faults import point
+from lionwt.records import Identity, LeaseFile, RunFile
+
+EXCLUDE_LINE = b"/.worktrees/"
+
+
+def lock_reason(nonce: str) -> str:
+    """What git's lock file of a worktree says: whose it is (design section 7)."""
+    return f"lionwt {nonce}"
+
+
+def exclude_worktrees(common_dir: Path) -> None:
+    """Keep ``.worktrees`` out of the operator's status: one line, once, in the common exclude."""
+    path = common_dir / "info" / "exclude"
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        content = b""
+    if EXCLUDE_LINE in content.splitlines():
+        return
+    if path.is_symlink() or path.parent.is_symlink():
+        raise LionwtError(
+            "path_unsafe",
+            f"{path} is a symbolic link, so lionwt does not write it; nothing was made",
+            hint=f"add the line {EXCLUDE_LINE.decode()} to it yourself",
+        )
+    path.parent.mkdir(exist_ok=True)
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
+    separator = b"" if not content or content.endswith(b"\n") else b"\n"
+    store.replace_bytes(path, content + separator + EXCLUDE_LINE + b"\n", mode)
+
+
+def make_parents(main_worktree: Path, run_id: str) -> Path:
+    """Make the directory of a run's worktrees, through no symbolic link."""
+    path = main_worktree
+    for part in (".worktrees", "lionagi", run_id):
+        path = path / part
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            if path.is_symlink() or not path.is_dir():
+                raise LionwtError(
+                    "path_unsafe",
+                    f"{path} is not a directory of its own; nothing was made",
+                    hint="move it away: lionwt keeps the worktrees there",
+                ) from None
+    return path
+
+
+def register(run: RunFile, worker_id: str, nonce: str) -> Identity:
+    """Register one empty worktree with its branch at the base; returns its identity.
+
+    Call under the registration lock. On failure the caller undoes it by ``nonce``.
+    """
+    path = names.worktree_path(Path(run.main_worktree.path), run.run_id, worker_id)
+    shared = git.shared(run.common_dir.path, work_tree=run.main_worktree.path)
+    shared.run(
+        "worktree",
+        "add",
+        "--quiet",
+        "--no-checkout",
+        "--no-track",
+        "--lock",
+        "--reason",
+        lock_reason(nonce),
+        "-b",
+        names.worker_branch(run.run_id, worker_id),
+        "--",
+        path,
+        run.base_sha,
+    )
+    named = (path / ".git").read_bytes()
+    admin = Path(git.text(named[len(b"gitdir: ") :].rstrip(b"\n")))
+    if admin.parent != Path(run.common_dir.path) / "worktrees" or read_nonce(admin) != nonce:
+        raise LionwtError("git_failed", f"git registered {path} at {admin}, which does not carry the lease's nonce")
+    _drop_sparse_settings(admin)
+    seen = os.lstat(path)
+    return Identity(device=seen.st_dev, inode=seen.st_ino, admin_dir=str(admin), nonce=nonce)
+
+
+def _drop_sparse_settings(admin: Path) -> None:
+    """git copies the operator's sparse settings into a new worktree; a worker sees everything."""
+    (admin / "info" / "sparse-checkout").unlink(missing_ok=True)
+    config = admin / "config.worktree"
+    if config.exists():
+        for key in ("core.sparseCheckout", "core.sparseCheckoutCone", "index.sparse"):
+            editor = git.Git(env=git.shared(str(admin.parent.parent)).env)
+            editor.run("config", "--file", config, "--unset-all", key, ok=(0, 5))
+
+
+def populate(run: RunFile, paths: names.RunPaths, worker_id: str, identity: Identity) -> None:
+    """Fill a registered worktree from the base, and keep its index for the freeze."""
+    path = names.worktree_path(Path(run.main_worktree.path), run.run_id, worker_id)
+    index = Path(identity.admin_dir) / "index"
+    private = git.private(paths.git_dir, run.common_dir.path, work_tree=path, index=index)
+    private.run("read-tree", "-m", "-u", run.base_sha, timeout=git.CONTENT)
+    copy_index(index, paths.saved_index(worker_id))
+
+
+def copy_index(source: Path, target: Path) -> None:
+    """Copy an index with its modification time: git decides by it which files to look at again."""
+    shutil.copyfile(source, target)
+    seen = os.stat(source)
+    os.utime(target, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+
+
+def read_nonce(admin: Path) -> str | None:
+    """The nonce in a registration's lock file, or None."""
+    try:
+        reason = (admin / "locked").read_text("utf-8", "replace").strip()
+    except OSError:
+        return None
+    word, _, nonce = reason.partition(" ")
+    return nonce if word == "lionwt" else None
+
+
+def registrations(common_dir: Path) -> Iterator[Path]:
+    """Every admin directory of the repository."""
+    try:
+        entries = sorted(os.listdir(common_dir / "worktrees"))
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        yield common_dir / "worktrees" / entry
+
+
+def admin_with_nonce(common_dir: Path, nonce: str) -> Path | None:
+    """The registration that carries ``nonce``."""
+    return next((admin for admin in registrations(common_dir) if read_nonce(admin) == nonce), None)
+
+
+def require_identity(file: LeaseFile) -> Identity:
+    """Raise ``worktree_moved`` unless the directory at the lease's path is the one that was leased."""
+    identity = file.identity
+    path = file.lease.worktree_path
+    if identity is None or not is_leased_directory(path, identity):
+        raise LionwtError(
+            "worktree_moved",
+            f"{path} is not the directory that was leased to {file.worker_id!r}; nothing was changed",
+            hint="if it was moved, put it back; a symbolic link in its place is never followed",
+        )
+    if read_nonce(Path(identity.admin_dir)) != identity.nonce:
+        raise LionwtError(
+            "worktree_moved",
+            f"the registration {identity.admin_dir} no longer carries the lease of {file.worker_id!r}; "
+            "nothing was changed",
+            hint=f"its files are still in {path}",
+        )
+    return identity
+
+
+def is_leased_directory(path: Path, identity: Identity) -> bool:
+    try:
+        seen = os.lstat(path)
+    except OSError:
+        return False
+    same = (seen.st_dev, seen.st_ino) == (identity.device, identity.inode)
+    return same and stat.S_ISDIR(seen.st_mode) and os.path.realpath(path) == str(path)
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What a look found after a removal."""
+
+    worktree_removed: bool
+    branch_deleted: bool
+    errors: tuple[str, ...]
+
+
+def remove(run: RunFile, file: LeaseFile, branch_tip: str | None) -> Removal:
+    """Remove the worktree, its registration, the anchors and the branch, and say what is gone.
+
+    Call under the registration lock. Safe to repeat: what is absent already
+    counts as removed; what is not the lease's own is left and is an error.
+    ``branch_tip`` is the only commit at which the branch is deleted.
+    """
+    errors: list[str] = []
+    path = file.lease.worktree_path
+    try:
+        gone = _to_trash(run, file, errors)
+        point("teardown.trashed")
+        if gone:
+            gone = _retire(file, errors)
+            point("teardown.retired")
+    except OSError as error:
+        errors.append(str(from_os_error(error, f"removing {path}")))
+        gone = False
+    deleted = _delete_refs(run, file, branch_tip, errors) if gone else False
+    if not gone:
+        errors.append("the branch was kept because the worktree is still there")
+    point("teardown.branch_deleted")
+    try:
+        os.rmdir(path.parent)  # the run's directory, when this was its last worktree
+    except OSError:
+        pass
+    return Removal(gone and not os.path.lexists(path), deleted, tuple(errors))
+
+
+def _to_trash(run: RunFile, file: LeaseFile, errors: list[str]) -> bool:
+    path, identity = file.lease.worktree_path, file.identity
+    if not os.path.lexists(path):
+        return True
+    if identity is None or not is_leased_directory(path, identity):
+        errors.append(f"{path} is not the directory that was leased; it was left as it is")
+        return False
+    trash = names.worktrees_root(Path(run.main_worktree.path)) / ".trash"
+    try:
+        os.mkdir(trash, 0o700)
+    except FileExistsError:
+        if trash.is_symlink() or not trash.is_dir():
+            errors.append(f"{trash} is not a directory of its own; {path} was left as it is")
+            return False
+    aside = trash / f"{run.run_id}.{file.worker_id}.{secrets.token_hex(4)}"
+    os.rename(path, aside)
+    # The look that counts: what was moved is what was leased.
+    seen = os.lstat(aside)
+    if (seen.st_dev, seen.st_ino) != (identity.device, identity.inode):
+        os.rename(aside, path)
+        errors.append(f"{path} changed while it was removed; it was left as it is")
+        return False
+    store.sync_dir(path.parent)
+    return True
+
+
+def _retire(file: LeaseFile, errors: list[str]) -> bool:
+    identity = file.identity
+    admin = Path(identity.admin_dir) if identity else None
+    if admin is None or identity is None or not os.path.lexists(admin):
+        return True
+    if admin.is_symlink() or read_nonce(admin) != identity.nonce:
+        errors.append(f"the registration {admin} does not carry this lease; it was left as it is")
+        return False
+    shutil.rmtree(admin)
+    try:
+        os.rmdir(admin.parent)
+    except OSError:
+        pass
+    return True
+
+
+def _delete_refs(run: RunFile, file: LeaseFile, tip: str | None, errors: list[str]) -> bool:
+    """Delete the branch at ``tip`` and the anchors; True when a look finds the branch gone."""
+    branch = names.HEADS + file.lease.branch_name
+    anchors = names.anchor_prefix(run.run_id, file.worker_id)
+    shared = git.shared(run.common_dir.path)
+    listed = shared.run(
+        "for-each-ref", "--format=%(refname)%00%(objectname)%00%(worktreepath)%00", branch, anchors.rstrip("/")
+    )
+    fields = [git.text(part).lstrip("\n") for part in listed.out.split(b"\0")[:-1]]
+    commands = []
+    deletes_branch = False
+    for name, oid, used_by in zip(fields[::3], fields[1::3], fields[2::3], strict=True):
+        if name == branch and oid != tip:
+            errors.append(f"branch {file.lease.branch_name} moved to {oid} after the freeze; it was kept")
+        elif name == branch and used_by:
+            errors.append(f"branch {file.lease.branch_name} is checked out at {used_by}; it was kept")
+        elif name == branch or name.startswith(anchors):
+            deletes_branch = deletes_branch or name == branch
+            commands.append(b"delete " + os.fsencode(name) + b"\0" + os.fsencode(oid) + b"\0")
+    if commands:
+        result = git.update_refs(shared, commands)
+        if result.code:
+            errors.append(f"deleting {file.lease.branch_name}: {git.text(result.err).strip()}")
+    still = shared.run("for-each-ref", "--format=%(refname)", branch).out.splitlines()
+    return os.fsencode(branch) not in still
+
+
+def empty_trash(main_worktree: Path) -> list[str]:
+    """Delete what lies in the trash; returns what could not be deleted, and why."""
+    trash = names.worktrees_root(main_worktree) / ".trash"
+    errors: list[str] = []
+    if trash.is_symlink():
+        return [f"{trash} is a symbolic link; it was left as it is"]
+    try:
+        entries = os.listdir(trash)
+    except FileNotFoundError:
+        return []
+    for entry in entries:
+        try:
+            _delete_tree(trash / entry)
+        except FileNotFoundError:
+            pass  # another lionwt was quicker
+        except OSError as error:
+            errors.append(f"{trash / entry}: {error.strerror}")
+    return errors
+
+
+def tidy(main_worktree: Path) -> None:
+    """Drop the directories of lionwt's own that have become empty. Call under the registration lock."""
+    root = names.worktrees_root(main_worktree)
+    for directory in (root / ".trash", root / "lionagi", root):
+        try:
+            os.rmdir(directory)
+        except OSError:
+            continue
+
+
+def _delete_tree(path: Path) -> None:
+    if path.is_symlink() or not path.is_dir():
+        os.unlink(path)
+        return
+    try:
+        shutil.rmtree(path)
+    except PermissionError:  # a worker's tool left read-only directories
+        os.chmod(path, stat.S_IRWXU)
+        for root, directories, _ in os.walk(path):
+            for directory in directories:
+                inner = os.path.join(root, directory)
+                if not os.path.islink(inner):
+                    os.chmod(inner, stat.S_IRWXU)
+        shutil.rmtree(path)

@@ -1,0 +1,269 @@
+"""A hermetic world for every test: own HOME, own LIONAGI_HOME, own git configuration.
+
+Tests drive the installed ``lionwt`` command in real processes on real
+repositories. :class:`World` runs it and makes repositories; :class:`Repo` is
+the operator's checkout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Runner = Any  # pytest-console-scripts' ScriptRunner
+
+
+@dataclass
+class Answer:
+    """What one call of ``lionwt`` answered."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The one JSON object on stdout."""
+        lines = self.out.splitlines()
+        assert len(lines) == 1, f"not exactly one line on stdout: {self.out!r} {self.err!r}"
+        loaded = json.loads(lines[0])
+        assert isinstance(loaded, dict)
+        assert loaded["exit_code"] == self.code, self
+        assert loaded["ok"] == (self.code == 0), self
+        return loaded
+
+    @property
+    def error(self) -> str | None:
+        """The error code of the JSON answer."""
+        error = self.json["error"]
+        return None if error is None else str(error["code"])
+
+
+class Repo:
+    """A real repository, seen from one of its worktrees."""
+
+    def __init__(self, path: Path, env: dict[str, str]) -> None:
+        self.path = path
+        self.env = env
+
+    def git(self, *arguments: str | os.PathLike[str], check: bool = True, **options: Any) -> str:
+        """Run git as the operator in this checkout; returns stdout without its last newline."""
+        done = self.run_git(*arguments, check=check, **options)
+        return done.stdout.decode("utf-8", "surrogateescape").removesuffix("\n")
+
+    def run_git(
+        self, *arguments: str | os.PathLike[str], check: bool = True, **options: Any
+    ) -> subprocess.CompletedProcess[bytes]:
+        options.setdefault("cwd", self.path)
+        options.setdefault("env", self.env)
+        done = subprocess.run(["git", *map(os.fspath, arguments)], capture_output=True, check=False, **options)
+        if check and done.returncode:
+            raise AssertionError(f"git {arguments} failed: {done.stderr.decode(errors='replace')}")
+        return done
+
+    def write(self, name: str, content: str | bytes = "") -> Path:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    def commit(self, message: str = "change", **files: str) -> str:
+        """Write ``files``, commit everything, return the new commit."""
+        for name, content in files.items():
+            self.write(name, content)
+        self.git("add", "-A")
+        self.git("commit", "-q", "--allow-empty", "-m", message)
+        return self.head()
+
+    def head(self, ref: str = "HEAD") -> str:
+        return self.git("rev-parse", "--verify", ref)
+
+    def status(self) -> str:
+        return self.git("status", "--porcelain", "--untracked-files=all")
+
+    def snapshot(self) -> dict[str, tuple[Any, ...]]:
+        """Every file of the checkout and of its git directory that a refusal may not change.
+
+        Object files, logs of objects and lionwt's own lock files are left out:
+        they say nothing about what the operator sees.
+        """
+        found: dict[str, tuple[Any, ...]] = {}
+        for parent, directories, files in os.walk(self.path):
+            relative = os.path.relpath(parent, self.path)
+            if relative == "." and ".worktrees" in directories:
+                directories.remove(".worktrees")
+            if relative == ".git":
+                for name in ("objects", "lionwt", "worktrees"):
+                    if name in directories:
+                        directories.remove(name)
+            for name in files:
+                path = os.path.join(parent, name)
+                seen = os.lstat(path)
+                content: Any = os.readlink(path) if os.path.islink(path) else Path(path).read_bytes()
+                if relative == ".git" and name == "index":
+                    content = self.git("ls-files", "-s", "-v")
+                found[os.path.join(relative, name)] = (seen.st_mode, content)
+        return found
+
+
+class World:
+    """One test's machine: a home, repositories, and the command."""
+
+    def __init__(self, root: Path, runner: Runner) -> None:
+        self.root = root
+        self.runner = runner
+        self.home = root / "home"
+        self.lionagi_home = root / "lionagi"
+        self.home.mkdir()
+        self.env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.home),
+            "LIONAGI_HOME": str(self.lionagi_home),
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "TMPDIR": str(root),
+            "LANG": "C.UTF-8",
+            "NO_COLOR": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        (self.home / ".gitconfig").write_text(
+            "[user]\n\tname = Operator\n\temail = operator@example.invalid\n"
+            "[init]\n\tdefaultBranch = main\n[advice]\n\tdetachedHead = false\n"
+            "[protocol \"file\"]\n\tallow = always\n"
+        )
+
+    def lionwt(
+        self,
+        *arguments: str | os.PathLike[str],
+        cwd: Path | None = None,
+        env: dict[str, str | None] | None = None,
+        stdin: str | None = None,
+    ) -> Answer:
+        """Run the command to its end in ``cwd`` (default: the first repository)."""
+        import io
+
+        result = self.runner.run(
+            ["lionwt", *map(os.fspath, arguments)],
+            cwd=str(cwd or self.root / "repo" if (cwd or (self.root / "repo").exists()) else self.root),
+            env=self.environment(env),
+            stdin=io.StringIO(stdin) if stdin is not None else None,
+        )
+        return Answer(result.returncode, result.stdout, result.stderr)
+
+    def popen(
+        self,
+        *arguments: str | os.PathLike[str],
+        cwd: Path | None = None,
+        env: dict[str, str | None] | None = None,
+        **options: Any,
+    ) -> subprocess.Popen[str]:
+        """Start the command without waiting; for races and faults."""
+        return subprocess.Popen(
+            ["lionwt", *map(os.fspath, arguments)],
+            cwd=cwd or self.root / "repo",
+            env=self.environment(env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+
+    def environment(self, extra: dict[str, str | None] | None = None) -> dict[str, str]:
+        merged: dict[str, str | None] = {**self.env, **(extra or {})}
+        return {key: value for key, value in merged.items() if value is not None}
+
+    def repo(self, name: str = "repo", *, branch: str = "work", object_format: str = "sha1") -> Repo:
+        """A repository with three files, ``main`` behind, and ``branch`` checked out."""
+        path = self.root / name
+        path.mkdir(parents=True)
+        repo = Repo(path, self.environment())
+        repo.git("init", "-q", "-b", "main", f"--object-format={object_format}")
+        for number in range(1, 4):
+            repo.write(f"f{number}.txt", "".join(f"line {line} of {number}\n" for line in range(20)))
+        repo.write("sub/dir/deep.txt", "deep\n")
+        repo.write(".gitignore", "*.log\nignored/\n")
+        repo.commit("base")
+        if branch != "main":
+            repo.git("switch", "-q", "-c", branch)
+        return repo
+
+    def lease(self, run: str, *workers: str, start: bool = True, **options: Any) -> dict[str, Repo]:
+        """Lease (and start) workers, each as a :class:`Repo` in its worktree.
+
+        ``options``: ``target`` (work), ``policy`` (merge_validated), ``args`` (more arguments).
+        """
+        arguments = ["lease", run, "--json", "--owner-pid", "none"]
+        for worker in workers:
+            arguments += ["-w", worker]
+        if not (self.state(run) / "workspaces.json").exists():
+            arguments += ["--target", options.get("target", "work")]
+            arguments += ["--policy", options.get("policy", "merge_validated")]
+        answer = self.lionwt(*arguments, *options.get("args", ()), cwd=options.get("cwd"))
+        assert answer.code == 0, answer
+        found = {}
+        for lease in answer.json["leases"]:
+            found[lease["worker_id"]] = Repo(Path(lease["worktree_path"]), self.environment())
+            if start:
+                assert self.lionwt("start", run, lease["worker_id"]).code == 0
+        return found
+
+    def freeze(self, run: str, worker: str, *arguments: str) -> Answer:
+        """Freeze as succeeded, unless ``arguments`` say otherwise."""
+        verdict = () if {"--failed", "--cancelled", "--succeeded"} & set(arguments) else ("--succeeded",)
+        return self.lionwt("freeze", run, worker, "--json", *verdict, *arguments)
+
+    def promote(self, run: str, *arguments: str) -> Answer:
+        return self.lionwt("promote", run, "--json", *arguments)
+
+    def state(self, run: str) -> Path:
+        return self.lionagi_home / "runs" / run
+
+    def lease_file(self, run: str, worker: str) -> dict[str, Any]:
+        loaded = json.loads((self.state(run) / "workspaces" / f"{worker}.json").read_bytes())
+        assert isinstance(loaded, dict)
+        return loaded
+
+    def record(self, run: str, worker: str) -> dict[str, Any]:
+        record = self.lease_file(run, worker)["record"]
+        assert isinstance(record, dict), f"no record of {worker} yet"
+        return record
+
+    def evidence(self, run: str, worker: str) -> Path:
+        return self.state(run) / "artifacts" / ".lionwt" / worker
+
+    def manifest(self, run: str, worker: str) -> dict[str, Any]:
+        loaded = json.loads((self.evidence(run, worker) / "manifest.json").read_bytes())
+        assert isinstance(loaded, dict)
+        return loaded
+
+
+@pytest.fixture
+def world(tmp_path: Path, script_runner: Runner, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    for name in list(os.environ):
+        if name.startswith(("GIT_", "LIONAGI_", "LIONWT_", "XDG_")):
+            monkeypatch.delenv(name)
+    yield World(tmp_path, script_runner)
+
+
+@pytest.fixture
+def repo(world: World) -> Repo:
+    """The operator's checkout, on branch ``work``."""
+    return world.repo()
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """Wait for a state, bounded; returns what ``condition`` gave."""
+    import time
+
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError("the awaited state did not come")
+        time.sleep(0.01)
+    return found
