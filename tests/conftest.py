@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any
 
 import pytest
 
+#: The installed command, beside the interpreter that runs the tests.
+LIONWT = str(Path(sys.executable).parent / "lionwt")
 Runner = Any  # pytest-console-scripts' ScriptRunner
 
 
@@ -135,7 +138,7 @@ class World:
         (self.home / ".gitconfig").write_text(
             "[user]\n\tname = Operator\n\temail = operator@example.invalid\n"
             "[init]\n\tdefaultBranch = main\n[advice]\n\tdetachedHead = false\n"
-            "[protocol \"file\"]\n\tallow = always\n"
+            '[protocol "file"]\n\tallow = always\n'
         )
 
     def lionwt(
@@ -149,8 +152,8 @@ class World:
         import io
 
         result = self.runner.run(
-            ["lionwt", *map(os.fspath, arguments)],
-            cwd=str(cwd or self.root / "repo" if (cwd or (self.root / "repo").exists()) else self.root),
+            [LIONWT, *map(os.fspath, arguments)],
+            cwd=str(cwd or (self.root / "repo" if (self.root / "repo").exists() else self.root)),
             env=self.environment(env),
             stdin=io.StringIO(stdin) if stdin is not None else None,
         )
@@ -165,7 +168,7 @@ class World:
     ) -> subprocess.Popen[str]:
         """Start the command without waiting; for races and faults."""
         return subprocess.Popen(
-            ["lionwt", *map(os.fspath, arguments)],
+            [LIONWT, *map(os.fspath, arguments)],
             cwd=cwd or self.root / "repo",
             env=self.environment(env),
             stdout=subprocess.PIPE,
