@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -247,11 +247,11 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, script_runner: Runner, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tmp_path: Path, script_runner: Runner, monkeypatch: pytest.MonkeyPatch) -> World:
     for name in list(os.environ):
         if name.startswith(("GIT_", "LIONAGI_", "LIONWT_", "XDG_")):
             monkeypatch.delenv(name)
-    yield World(tmp_path, script_runner)
+    return World(tmp_path, script_runner)
 
 
 @pytest.fixture
