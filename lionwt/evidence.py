@@ -129,7 +129,7 @@ class Saver:
     def add(self, name: bytes) -> None:
         """Keep one path (a directory with everything below it), links as links."""
         if self._tar is None:
-            self._raw = open(self.target, "wb", opener=_private_file)  # noqa: SIM115
+            self._raw = open(self.target, "wb", opener=_private_file)
             self._tar = tarfile.open(fileobj=self._raw, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8")
         self._tar.add(os.fsdecode(os.path.join(self.root, name)), arcname=os.fsdecode(name) or ".", recursive=True)
 
