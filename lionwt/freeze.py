@@ -68,28 +68,34 @@ def freeze(run: Run, worker_id: str, verdict: Verdict) -> LeaseFile:
     with run.locked(worker_id) as file:
         if file.candidate is not None or file.lease.state == "terminal":
             return _answer_again(file, verdict)
-        if file.intent is not None:
-            raise LionwtError(
-                "wrong_state",
-                f"the allocation of {worker_id!r} was not finished; nothing was changed",
-                hint=f"finish what was interrupted: lionwt reconcile {run.file.run_id}",
-            )
-        if file.lease.state == "allocated" and verdict.succeeded:
-            raise LionwtError(
-                "wrong_state",
-                f"worker {worker_id!r} was never started, so it cannot have succeeded; nothing was changed",
-                hint=f"start it first: lionwt start {run.file.run_id} {worker_id}",
-            )
-        identity = worktree.require_identity(file)
-        processes.stop(run.file.run_id, worker_id, file.lease.worktree_path, verdict.stop_after)
-        point("freeze.stopped")
-        proof = capture_evidence(run, file, identity, verdict)
-        frozen = _frozen(run, file, verdict, proof)
-        if file.lease.state == "allocated":
-            return teardown.end_unstarted(run, frozen)
-        written = run.store.write(frozen)
-        point("freeze.recorded")
-        return written
+        return freeze_locked(run, file, verdict)
+
+
+def freeze_locked(run: Run, file: LeaseFile, verdict: Verdict) -> LeaseFile:
+    """Freeze a lease whose lock is held and that has not been frozen yet."""
+    worker_id = file.worker_id
+    if file.intent is not None:
+        raise LionwtError(
+            "wrong_state",
+            f"the allocation of {worker_id!r} was not finished; nothing was changed",
+            hint=f"finish what was interrupted: lionwt reconcile {run.file.run_id}",
+        )
+    if file.lease.state == "allocated" and verdict.succeeded:
+        raise LionwtError(
+            "wrong_state",
+            f"worker {worker_id!r} was never started, so it cannot have succeeded; nothing was changed",
+            hint=f"start it first: lionwt start {run.file.run_id} {worker_id}",
+        )
+    identity = worktree.require_identity(file)
+    processes.stop(run.file.run_id, worker_id, file.lease.worktree_path, verdict.stop_after)
+    point("freeze.stopped")
+    proof = capture_evidence(run, file, identity, verdict)
+    frozen = _frozen(run, file, verdict, proof)
+    if file.lease.state == "allocated":
+        return teardown.end_unstarted(run, frozen)
+    written = run.store.write(frozen)
+    point("freeze.recorded")
+    return written
 
 
 def _answer_again(file: LeaseFile, verdict: Verdict) -> LeaseFile:

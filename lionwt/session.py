@@ -55,7 +55,7 @@ class Run:
     @contextlib.contextmanager
     def scratch(self, name: str) -> Iterator[Path]:
         """A directory of lionwt's own beside the private git directory, gone afterwards."""
-        path = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=self.paths.git_dir / "lionwt"))
+        path = Path(tempfile.mkdtemp(prefix=f"{name}~", dir=self.paths.git_dir / "lionwt"))
         try:
             yield path
         finally:

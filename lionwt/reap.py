@@ -1,0 +1,90 @@
+"""``reap``: tear down retained worktrees whose time has come, and empty the trash.
+
+It deletes nothing else. What has no lease file is listed with the reason why it
+is kept; a clock that stands before a lease was made deletes nothing at all
+(design section 8, last rows).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lionwt import lease, names, promote, session
+from lionwt.errors import LionwtError, worst
+from lionwt.reconcile import Finding, Step, clock_is_wrong, expire, find_orphans
+from lionwt.records import WorkerWorktreeRecord
+from lionwt.session import Run
+
+
+@dataclass
+class Reaping:
+    """What was torn down, what was found, what waits."""
+
+    records: list[WorkerWorktreeRecord] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    pending: list[promote.Pending] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+
+    def exit_code(self) -> int:
+        """0 also with orphans listed: they are kept on purpose; 5 where a teardown failed."""
+        codes = [finding.exit_code for finding in self.findings if finding.exit_code == 7]
+        codes += [entry.error.exit_code for entry in self.pending]
+        codes += [5 for record in self.records if record.status == "teardown_failed"]
+        return worst(codes) if codes else 0
+
+
+def all_runs(home: Path) -> list[str]:
+    """The state roots of every run that lionwt has opened."""
+    root = home / "runs"
+    with contextlib.suppress(OSError):
+        return [str(root / name) for name in sorted(os.listdir(root)) if (root / name / "workspaces.json").exists()]
+    return []
+
+
+def reap(runs: Sequence[names.RunPaths], *, dry_run: bool = False) -> Reaping:
+    """Reap the given runs; one that cannot be read is a finding and stops no other."""
+    done = Reaping()
+    for paths in runs:
+        try:
+            _reap_run(session.load(paths), done, dry_run)
+        except LionwtError as error:
+            done.findings.append(Finding(error.code, f"run {paths.run_id!r}: {error.message}", None, error.exit_code))
+    return done
+
+
+def _reap_run(run: Run, done: Reaping, dry_run: bool) -> None:
+    files, ambiguous = run.store.leases(run.file)
+    for entry in ambiguous:
+        done.findings.append(Finding("ambiguous_file", entry.error.message, entry.worker_id, entry.error.exit_code))
+    done.findings += find_orphans(run, {file.worker_id for file in files} | {entry.worker_id for entry in ambiguous})
+    now = time.time()
+    for known in files:
+        record = known.record
+        if record is None or record.status != "retained":
+            continue
+        if now < known.lease.created_at:
+            done.findings.append(clock_is_wrong(known, now))
+            continue
+        if record.retention_until is None or now < record.retention_until:
+            continue
+        done.steps.append(Step(known.worker_id, "its retention has expired", "tear it down"))
+        if dry_run:
+            done.records.append(record)
+            continue
+        try:
+            with run.locked(known.worker_id) as file:
+                if file.record is not None and file.record.status == "retained":
+                    file = expire(run, file)
+                if file.record is not None:
+                    done.records.append(file.record)
+        except LionwtError as error:
+            done.pending.append(promote.Pending(known.worker_id, error))
+    if dry_run:
+        return
+    for left in lease.clear_trash(run):
+        done.findings.append(Finding("trash_left", f"the trash could not be emptied: {left}"))

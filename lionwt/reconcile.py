@@ -1,0 +1,379 @@
+"""``reconcile``: find the truth after a crash, and finish (ADR-0091 D5, design section 8).
+
+Everything is decided from files, directories and refs that are read once, with
+a number of git processes that does not depend on the number of leases; only
+then is anything done, one lease at a time under its lock, by the same code that
+would have done it before the crash. First match of the table wins; the
+functions below stand in the table's order. What cannot be decided for sure is a
+finding: it is named, and nothing of it is adopted or deleted.
+
+Killed at any point, reconcile leaves a state that the next one finishes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lionwt import freeze, history, lease, locks, names, processes, promote, repository, settle, teardown, worktree
+from lionwt.errors import LionwtError, worst
+from lionwt.records import Evidence, LeaseFile, Outcome, WorkerWorktreeRecord
+from lionwt.session import Run, promotion_lock
+from lionwt.store import make_private_dir
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is not as it should be and that a person decides about."""
+
+    code: str
+    message: str
+    worker_id: str | None = None
+    exit_code: int = 4
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is to be done about one lease, and why."""
+
+    worker_id: str
+    found: str
+    action: str
+
+
+@dataclass
+class Reconciliation:
+    """What was found, done, and left."""
+
+    records: list[WorkerWorktreeRecord] = field(default_factory=list)
+    pending: list[promote.Pending] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+
+    def exit_code(self) -> int:
+        """The one exit code (design section 5): what a person must look at counts, a discarded worker does not."""
+        codes = [finding.exit_code for finding in self.findings]
+        codes += [entry.error.exit_code for entry in self.pending]
+        for record in self.records:
+            codes.append({"teardown_failed": 5, "needs_resolution": 4, "retained": 4}.get(record.status, 0))
+        return worst(codes) if codes else 0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One lease and what a look found of its resources."""
+
+    file: LeaseFile
+    directory: str  # "leased", "gone" or "foreign"
+    registration: str  # "leased", "gone" or "foreign"
+    branch: str | None
+
+    @property
+    def worker_id(self) -> str:
+        return self.file.worker_id
+
+
+def reconcile(run: Run, *, takeover: bool = False, dry_run: bool = False) -> Reconciliation:
+    """Bring every lease of a run to a truthful end.
+
+    Raises ``owner_alive`` and ``worker_alive`` unless ``takeover``;
+    ``repository_moved`` came before. With ``dry_run`` nothing is changed and
+    ``steps`` says what would be.
+    """
+    found = Reconciliation()
+    files, ambiguous = run.store.leases(run.file)
+    found.findings += [
+        Finding("ambiguous_file", torn.error.message, torn.worker_id, torn.error.exit_code) for torn in ambiguous
+    ]
+    refs = _refs(run)
+    seen = [_look(run, file, refs) for file in files]
+    known = {file.worker_id for file in files} | {torn.worker_id for torn in ambiguous}
+    found.findings += find_orphans(run, known, refs)
+    now = time.time()
+    plan = [(entry, *_decide(run, entry, now, found.findings)) for entry in seen]
+    work = [(entry, step, action) for entry, step, action in plan if step is not None]
+    found.steps = [step for _, step, _ in work]
+    _require_abandoned(run, [entry.file for entry, _, _ in work], takeover)
+    if dry_run:
+        found.records = [entry.file.record for entry in seen if entry.file.record is not None]
+        return found
+    _carry_out(run, work, found)
+    for entry in seen:
+        with contextlib.suppress(LionwtError):
+            record = run.lease(entry.worker_id).record
+            if record is not None:
+                found.records.append(record)
+    if work:
+        lease.clear_trash(run)
+    return found
+
+
+def _look(run: Run, file: LeaseFile, refs: dict[str, repository.Branch]) -> Seen:
+    path, identity = file.lease.worktree_path, file.identity
+    directory = "gone"
+    if os.path.lexists(path):
+        leased = identity is not None and worktree.is_leased_directory(path, identity)
+        directory = "leased" if leased else "foreign"
+    registration = "gone"
+    if identity is not None and os.path.lexists(identity.admin_dir):
+        leased = worktree.read_nonce(Path(identity.admin_dir)) == identity.nonce
+        registration = "leased" if leased else "foreign"
+    branch = refs.get(names.HEADS + file.lease.branch_name)
+    return Seen(file, directory, registration, branch.oid if branch else None)
+
+
+def _refs(run: Run) -> dict[str, repository.Branch]:
+    """Every branch and anchor of the run, from one git process."""
+    run_id = run.file.run_id
+    return repository.find_branches(str(run.common_dir), f"refs/heads/lionagi/{run_id}/", f"refs/lionwt/{run_id}/")
+
+
+def find_orphans(run: Run, named: set[str], refs: dict[str, repository.Branch] | None = None) -> list[Finding]:
+    """Worktrees, branches and anchors of the run that no lease file speaks of: named, never touched."""
+    return list(_orphans(run, named, _refs(run) if refs is None else refs))
+
+
+def _orphans(run: Run, named: set[str], refs: dict[str, repository.Branch]) -> Iterator[Finding]:
+    run_id = run.file.run_id
+    for full in sorted(refs):
+        worker_id = full.split("/")[4 if full.startswith(names.HEADS) else 3]
+        if worker_id not in named:
+            yield Finding("orphan_ref", f"{full} has no lease file; it was left as it is", worker_id)
+    directory = names.worktree_path(run.main_worktree, run_id, "x").parent
+    with contextlib.suppress(OSError):
+        for entry in sorted(os.listdir(directory)):
+            if entry not in named:
+                yield Finding("orphan_worktree", f"{directory / entry} has no lease file; it was left as it is", entry)
+
+
+Action = Callable[[Run, LeaseFile], LeaseFile]
+
+
+def _decide(run: Run, seen: Seen, now: float, findings: list[Finding]) -> tuple[Step | None, Action | None]:
+    """The row of design section 8 that this lease matches, or nothing to do."""
+    file = seen.file
+    intent, state = file.intent, file.lease.state
+
+    def step(what: str, action: str, do: Action | None) -> tuple[Step, Action | None]:
+        return Step(seen.worker_id, what, action), do
+
+    if file.record is not None:
+        return _decide_ended(seen, now, findings, step)
+    if intent is not None and intent.kind == "allocate":
+        return step("its allocation was not finished", "undo what carries its nonce", _undo_allocation)
+    if intent is not None and intent.kind == "promote":
+        return step("a landing was begun", "finish it forward, or declare it", None)
+    if file.outcome is not None:
+        return step(f"its outcome ({file.outcome.status}) was decided", "finish the teardown", teardown.finish)
+    if "foreign" in (seen.directory, seen.registration):
+        findings.append(
+            Finding(
+                "ambiguous_worktree",
+                f"what lies at {file.lease.worktree_path} is not what was leased; it was left as it is",
+                seen.worker_id,
+                7,
+            )
+        )
+        return None, None
+    if seen.directory == "gone":
+        if seen.registration == "gone" and seen.branch is None:
+            return step("worktree, registration and branch are gone", "record it as discarded", _record_gone)
+        return step("its worktree is gone", "save its commits, retire what remains", _retire_rest)
+    if state == "allocated":
+        return step("it was never started", "end it as failed", _freeze_failed)
+    if state == "running":
+        return step("nothing proves that it finished", "freeze it for diagnostics, end it as failed", _freeze_failed)
+    return step("it is frozen", f"complete it under {file.policy.completion}", None)
+
+
+def _decide_ended(
+    seen: Seen, now: float, findings: list[Finding], step: Callable[..., tuple[Step, Action | None]]
+) -> tuple[Step | None, Action | None]:
+    record = seen.file.record
+    assert record is not None
+    if record.status == "teardown_failed":
+        return step("something was left at its teardown", "try again", retry_teardown)
+    if record.status == "retained":
+        if now < seen.file.lease.created_at:
+            findings.append(clock_is_wrong(seen.file, now))
+        elif record.retention_until is not None and now >= record.retention_until:
+            return step("its retention has expired", "tear it down", expire)
+    return None, None
+
+
+def clock_is_wrong(file: LeaseFile, now: float) -> Finding:
+    """The finding of a clock that stands before the lease was made: nothing is deleted by it."""
+    return Finding(
+        "clock_wrong",
+        f"the clock says {now:.0f}, but {file.worker_id!r} was leased at {file.lease.created_at:.0f}; "
+        "it was left as it is",
+        file.worker_id,
+        7,
+    )
+
+
+def _require_abandoned(run: Run, files: list[LeaseFile], takeover: bool) -> None:
+    """Raise ``owner_alive`` or ``worker_alive`` while somebody still answers for what would be ended."""
+    open_files = [file for file in files if file.record is None]
+    if takeover or not open_files:
+        return
+    for file in open_files:
+        if file.owner is None:
+            raise LionwtError(
+                "owner_alive",
+                f"worker {file.worker_id!r} declares no owner, so nobody can tell that it was abandoned; "
+                "nothing was changed",
+                hint=f"if it was: lionwt reconcile {run.file.run_id} --takeover",
+            )
+        if processes.owner_alive(file.owner):
+            raise LionwtError(
+                "owner_alive",
+                f"the owner of {file.worker_id!r} (pid {file.owner.pid} on {file.owner.host}) is alive; "
+                "nothing was changed",
+                hint=f"let it finish, or take the run from it: lionwt reconcile {run.file.run_id} --takeover",
+            )
+    alive = processes.of_run(run.file.run_id)
+    for file in open_files:
+        if file.worker_id in alive:
+            raise processes.alive(file.worker_id, alive[file.worker_id], "still works in the lease")
+
+
+def _carry_out(run: Run, work: list[tuple[Seen, Step, Action | None]], found: Reconciliation) -> None:
+    """Do the steps: ended leases and half-done verbs first, then landings, then completions in order."""
+    if any(entry.file.intent is not None and entry.file.intent.kind == "promote" for entry, _, _ in work):
+        _settle(run, work, found)
+    for entry, _, action in work:
+        if action is None:
+            continue
+        try:
+            with run.locked(entry.worker_id) as file:
+                if file.serial == entry.file.serial:  # somebody else was quicker otherwise
+                    action(run, file)
+                _sweep(run, entry.worker_id)
+        except LionwtError as error:
+            found.pending.append(promote.Pending(entry.worker_id, error))
+    done = {entry.worker_id for entry in found.pending}
+    frozen = [entry.worker_id for entry, _, action in work if action is None and entry.worker_id not in done]
+    frozen = [worker_id for worker_id in frozen if run.lease(worker_id).record is None]
+    if frozen:
+        _, completion = promote.promote(run, frozen)
+        found.pending += completion.pending
+        for worker_id in frozen:
+            with run.locked(worker_id):
+                _sweep(run, worker_id)
+
+
+def _settle(run: Run, work: list[tuple[Seen, Step, Action | None]], found: Reconciliation) -> None:
+    for entry, _, _ in work:
+        if entry.file.intent is None or entry.file.intent.kind != "promote":
+            continue
+        try:
+            with (
+                locks.held(promotion_lock(run.common_dir), "promotion") as lock_fd,
+                run.locked(entry.worker_id) as file,
+            ):
+                if file.intent is not None and file.intent.kind == "promote":
+                    file = settle.one_landing(run, file, lock_fd)
+                if file.outcome is not None and file.record is None:
+                    teardown.finish(run, file)
+        except LionwtError as error:
+            found.pending.append(promote.Pending(entry.worker_id, error))
+
+
+def _undo_allocation(run: Run, file: LeaseFile) -> LeaseFile:
+    with run.registration():
+        removal = lease.undo_allocation(run, file)
+    return run.store.write(lease.ended(file, removal, "reconcile"))
+
+
+def _record_gone(run: Run, file: LeaseFile) -> LeaseFile:
+    file = file.noting("resources_gone", "worktree, registration and branch had been removed by somebody else")
+    return teardown.finish(run, teardown.decide(run, file, _failed(file)))
+
+
+def _failed(file: LeaseFile) -> Outcome:
+    return Outcome(
+        status="discarded",
+        policy=file.policy.completion,
+        code="worker_failed",
+        message=f"worker {file.worker_id!r} was interrupted; nothing was landed",
+        hint="its patch, if any, is kept as evidence",
+    )
+
+
+def _retire_rest(run: Run, file: LeaseFile) -> LeaseFile:
+    """The directory is gone; the commits on its branch may be all that is left of the work."""
+    branch = names.HEADS + file.lease.branch_name
+    known = repository.find_branches(str(run.common_dir), branch).get(branch)
+    tip = known.oid if known is not None else None
+    evidence = file.evidence or Evidence(
+        tree="", commit=run.file.base_sha, head=None, branch_tip=tip, manifest_sha256=""
+    )
+    file = file.noting("worktree_gone", f"{file.lease.worktree_path} had been removed by somebody else")
+    if tip is not None and tip not in (run.file.base_sha, evidence.branch_tip if file.evidence else None):
+        with run.scratch(file.worker_id) as scratch:
+            target = run.paths.evidence(file.worker_id)
+            make_private_dir(target)
+            bundle = target / freeze.COMMITS
+            if history.save_commits(run.file, run.paths.git_dir, scratch / "git", (tip,), bundle):
+                file = file.noting("commits_saved", "the branch's commits were saved", run.paths.ref(bundle))
+    changes = {"evidence": evidence.model_copy(update={"branch_tip": tip})}
+    return teardown.finish(run, teardown.decide(run, file.model_copy(update=changes), _failed(file)))
+
+
+def _freeze_failed(run: Run, file: LeaseFile) -> LeaseFile:
+    """Freeze a lease whose worker nobody vouches for, and end it as failed. Never restarted."""
+    verdict = freeze.Verdict(succeeded=False, accept_incomplete=True)
+    frozen = freeze.freeze_locked(run, file, verdict)
+    if frozen.record is not None:
+        return frozen
+    return teardown.finish(run, teardown.decide(run, frozen, _failed(frozen)))
+
+
+def retry_teardown(run: Run, file: LeaseFile) -> LeaseFile:
+    """Try a failed teardown again; a complete one takes the outcome."""
+    if file.outcome is None:  # an allocation that could not be undone
+        identity, record = file.identity, file.record
+        assert record is not None
+        with run.registration():
+            removal = worktree.remove(run.file, file.model_copy(update={"identity": identity}), run.file.base_sha)
+        complete = removal.worktree_removed and removal.branch_deleted
+        replaced = record.model_copy(
+            update={
+                "status": "discarded" if complete else "teardown_failed",
+                "teardown_errors": list(removal.errors),
+                "worktree_removed": removal.worktree_removed,
+                "branch_deleted": removal.branch_deleted,
+                "completed_at": time.time(),
+            }
+        )
+        return run.store.write(file.model_copy(update={"record": replaced}))
+    return teardown.finish(run, file)
+
+
+def expire(run: Run, file: LeaseFile) -> LeaseFile:
+    """Tear down a retained worktree whose time has come; what it needed a person for still stands."""
+    assert file.outcome is not None
+    outcome = file.outcome.model_copy(update={"status": "needs_resolution"})
+    return teardown.finish(run, teardown.decide(run, file, outcome))
+
+
+def _sweep(run: Run, worker_id: str) -> None:
+    """Remove what dead commands left for one lease in lionwt's own directories. Call under its lock."""
+    own = run.paths.git_dir / "lionwt"
+    with contextlib.suppress(OSError):
+        for entry in os.listdir(own):
+            if entry.startswith(f"{worker_id}~"):
+                path = own / entry
+                if stat.S_ISDIR(path.lstat().st_mode):
+                    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for entry in os.listdir(run.paths.workspaces):
+            if entry.startswith(f".{worker_id}.json.") and entry.endswith(".tmp"):
+                (run.paths.workspaces / entry).unlink(missing_ok=True)

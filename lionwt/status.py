@@ -1,0 +1,66 @@
+"""``status``: every lease as it stands, what blocks it, and what to type next. Only reads."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from lionwt.records import LeaseFile
+from lionwt.session import Run
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One lease, for a table or a program. ``age`` in seconds since it was leased."""
+
+    worker_id: str
+    state: str
+    status: str | None
+    age: float
+    blocked_by: str | None
+    next: str | None
+    file: LeaseFile | None = None
+
+
+def status(run: Run) -> list[Standing]:
+    """Every lease of a run, in the order they were leased; ambiguous files last."""
+    files, ambiguous = run.store.leases(run.file)
+    now = time.time()
+    by_id = {file.worker_id: file for file in files}
+    rows = [_standing(run, file, by_id, now) for file in sorted(files, key=lambda file: file.lease.created_at)]
+    for entry in ambiguous:
+        rows.append(Standing(entry.worker_id, "ambiguous", None, 0.0, entry.error.message, entry.error.hint))
+    return rows
+
+
+def _standing(run: Run, file: LeaseFile, by_id: dict[str, LeaseFile], now: float) -> Standing:
+    run_id, worker_id, record = run.file.run_id, file.worker_id, file.record
+    blocked: str | None = None
+    following: str | None = None
+    if record is not None:
+        if record.status == "teardown_failed":
+            blocked = "; ".join(record.teardown_errors) or "something was left"
+            following = f"lionwt reconcile {run_id}"
+        elif record.status in ("needs_resolution", "retained"):
+            blocked = file.outcome.message if file.outcome else None
+            following = file.outcome.hint if file.outcome else None
+    elif file.intent is not None:
+        blocked = f"a command died in the middle of its {file.intent.kind}, or still works"
+        following = f"lionwt reconcile {run_id}"
+    elif file.lease.state == "allocated":
+        following = f"lionwt start {run_id} {worker_id}"
+    elif file.lease.state == "running":
+        following = f"lionwt freeze {run_id} {worker_id} --succeeded"
+    else:
+        waiting = [name for name in file.predecessors if name not in by_id or by_id[name].record is None]
+        blocked = f"comes after {', '.join(waiting)}" if waiting else None
+        following = f"lionwt promote {run_id} {waiting[0] if waiting else worker_id}"
+    return Standing(
+        worker_id,
+        file.lease.state,
+        record.status if record else None,
+        now - file.lease.created_at,
+        blocked,
+        following,
+        file,
+    )
