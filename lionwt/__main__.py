@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -12,6 +13,8 @@ def main() -> int:
 
         print(f"lionwt {__version__}")
         return 0
+    # Looking for pydantic plugins reads the metadata of every installed package.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
     from lionwt.cli import run
 
     return run(sys.argv[1:])

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 import time
 from collections.abc import Sequence
@@ -108,7 +107,7 @@ class Checkout:
                 raise from_os_error(error, f"locking the index of {self.root}") from error
         inode = os.fstat(fd).st_ino
         os.close(fd)
-        lock = IndexLock(self.lock_path, inode, self.git_dir / f"lionwt-{secrets.token_hex(6)}.index")
+        lock = IndexLock(self.lock_path, inode, self.git_dir / f"lionwt-{os.urandom(6).hex()}.index")
         try:
             self.copy_index(lock.copy)
         except BaseException:

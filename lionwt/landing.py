@@ -9,7 +9,6 @@ everything must be finished forward (design section 7, promote 3 to 6).
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -118,7 +117,7 @@ def land(run: Run, file: LeaseFile, expected: str, tree: str, lock_fd: int) -> L
             scratch=lock.copy.name,
         )
         lease = file.lease.model_copy(update={"expected_target_sha": expected})
-        intent = Intent(kind="promote", at=time.time(), nonce=secrets.token_hex(8), landing=landing)
+        intent = Intent(kind="promote", at=time.time(), nonce=os.urandom(8).hex(), landing=landing)
         file = run.store.write(file.model_copy(update={"lease": lease, "intent": intent}))
         intended = True
         point("promote.intended")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Sequence
@@ -395,7 +394,7 @@ def _reserve(run: Run, request: Request) -> list[LeaseFile]:
                 required_validations=pinned.required_validations,
                 predecessors=tuple(request.after),
                 owner=request.owner,
-                intent=Intent(kind="allocate", at=now, nonce=secrets.token_hex(16)),
+                intent=Intent(kind="allocate", at=now, nonce=os.urandom(16).hex()),
                 history=(Transition(at=now, state="allocated", by="lease"),),
             )
         )

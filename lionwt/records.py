@@ -42,7 +42,8 @@ STORED: Final = {"stored": True}
 
 
 class _Contract(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Validators are built on first use: most commands need few of these models.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class WorkspacePolicy(_Contract):
@@ -302,7 +303,7 @@ class Transition(_Contract):
 class LeaseFile(_Contract):
     """One lease as it stands on disk: the source of truth (design section 3)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, populate_by_name=True)
 
     schema_: str = Field(default=LEASE_SCHEMA, alias="schema")
     serial: int = 0
@@ -366,7 +367,7 @@ class Place(_Contract):
 class RunFile(_Contract):
     """The run as lionwt opened it: pinned once, never changed (design section 3)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, populate_by_name=True)
 
     schema_: str = Field(default=RUN_SCHEMA, alias="schema")
     run_id: str

@@ -14,7 +14,6 @@ the shared store would look unreachable.
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -144,7 +143,7 @@ def _attributes(configured: str | None, checkout: Path) -> bytes:
 
 def make_private_git_dir(where: Path, repository: Repository, settings: Settings) -> None:
     """Make the private git directory at ``where``, whole or not at all."""
-    building = where.parent / f".git.{secrets.token_hex(8)}.tmp"
+    building = where.parent / f".git.{os.urandom(8).hex()}.tmp"
     try:
         for sub in ("objects", "refs", "info", "lionwt"):
             store.make_private_dir(building / sub)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +51,7 @@ def sync_dir(path: Path) -> None:
 
 def replace_bytes(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Replace ``path`` durably by ``content``; on failure the old file stands."""
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
+    temporary = path.parent / f".{path.name}.{os.urandom(8).hex()}.tmp"
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:

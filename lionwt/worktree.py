@@ -14,7 +14,6 @@ prune`` is never called, it removes what others are making.
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Iterator
@@ -235,7 +234,7 @@ def _to_trash(run: RunFile, file: LeaseFile, errors: list[str]) -> bool:
         if trash.is_symlink() or not trash.is_dir():
             errors.append(f"{trash} is not a directory of its own; {path} was left as it is")
             return False
-    aside = trash / f"{run.run_id}.{file.worker_id}.{secrets.token_hex(4)}"
+    aside = trash / f"{run.run_id}.{file.worker_id}.{os.urandom(4).hex()}"
     os.rename(path, aside)
     # The look that counts: what was moved is what was leased.
     seen = os.lstat(aside)
