@@ -22,7 +22,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from lionwt import git, locks, names, repository, snapshot, worktree
+from lionwt import git, locks, names, repository, snapshot, trash, worktree
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
 from lionwt.records import (
@@ -481,15 +481,7 @@ def _undo(run: Run, files: list[LeaseFile], made_artifacts: list[Path]) -> None:
     for path in made_artifacts:
         with contextlib.suppress(OSError):
             path.rmdir()
-    clear_trash(run)
-
-
-def clear_trash(run: Run) -> list[str]:
-    """Empty the trash and drop what is empty then; returns what could not be deleted."""
-    errors = worktree.empty_trash(run.main_worktree)
-    with run.registration():
-        worktree.tidy(run.main_worktree)
-    return errors
+    trash.clear(run)
 
 
 def undo_allocation(run: Run, file: LeaseFile) -> worktree.Removal:

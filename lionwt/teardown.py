@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lionwt import evidence, git, lease, names, repository, worktree
+from lionwt import evidence, git, names, repository, trash, worktree
 from lionwt.capture import Capture, Capturer
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
@@ -57,7 +57,7 @@ def finish(run: Run, file: LeaseFile) -> LeaseFile:
     written = run.store.write(_recorded(file, removal))
     point("teardown.recorded")
     run.paths.saved_index(file.worker_id).unlink(missing_ok=True)
-    lease.clear_trash(run)
+    trash.clear(run)
     return written
 
 
