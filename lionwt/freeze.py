@@ -311,18 +311,7 @@ def _candidate_commit(
         f"{file.worker_id}: change set of run {run.file.run_id}\n\n"
         f"Lionwt-Run: {run.file.run_id}\nLionwt-Worker: {file.worker_id}\n"
     )
-    return commit_tree(run, tree, [parent], message)
-
-
-def commit_tree(run: Run, tree: str, parents: Sequence[str], message: str) -> str:
-    """Make a commit under the operator's name, or lionwt's where the operator has none."""
-    name = run.file.user_name or "lionwt"
-    email = run.file.user_email or "lionwt@localhost"
-    identified = run.private().with_env(
-        GIT_AUTHOR_NAME=name, GIT_AUTHOR_EMAIL=email, GIT_COMMITTER_NAME=name, GIT_COMMITTER_EMAIL=email
-    )
-    flags = [flag for parent in parents for flag in ("-p", parent)]
-    return identified.oid("commit-tree", tree, *flags, stdin=os.fsencode(message))
+    return run.commit_tree(tree, [parent], message)
 
 
 def _place(scratch: Path, target: Path, has_commits: bool) -> None:

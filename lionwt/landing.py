@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from lionwt import freeze, git, names, repository, store
+from lionwt import git, names, repository, store
 from lionwt.checkout import Checkout
 from lionwt.errors import LionwtError
 from lionwt.faults import point
@@ -102,7 +102,7 @@ def land(run: Run, file: LeaseFile, expected: str, tree: str, lock_fd: int) -> L
     checkout = Checkout(run)
     checkout.require_on_target()
     candidate = file.evidence.commit
-    commit = freeze.commit_tree(run, tree, [expected, candidate], _message(run, file))
+    commit = run.commit_tree(tree, [expected, candidate], _message(run, file))
     lock = checkout.take_index()
     point("promote.index_locked")
     intended = False

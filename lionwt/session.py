@@ -7,9 +7,10 @@ asynchronous port call the same ones.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,16 @@ class Run:
     def private(self) -> git.Git:
         """Object work without files: trees, commits, merges."""
         return git.private(self.paths.git_dir, self.common_dir)
+
+    def commit_tree(self, tree: str, parents: Sequence[str], message: str) -> str:
+        """Make a commit under the operator's name, or lionwt's where the operator has none."""
+        name = self.file.user_name or "lionwt"
+        email = self.file.user_email or "lionwt@localhost"
+        identified = self.private().with_env(
+            GIT_AUTHOR_NAME=name, GIT_AUTHOR_EMAIL=email, GIT_COMMITTER_NAME=name, GIT_COMMITTER_EMAIL=email
+        )
+        flags = [flag for parent in parents for flag in ("-p", parent)]
+        return identified.oid("commit-tree", tree, *flags, stdin=os.fsencode(message))
 
     def lease(self, worker_id: str) -> LeaseFile:
         return self.store.lease(worker_id, self.file)
