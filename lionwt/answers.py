@@ -50,14 +50,11 @@ class Answer:
 
     def as_object(self) -> dict[str, Any]:
         """The JSON answer (design section 5)."""
-        error = None
-        if self.error is not None:
-            error = {"code": self.error.code, "message": self.error.message, "hint": self.error.hint}
         return {
             "schema": f"lionwt/{self.command}@1",
             "ok": self.exit_code == 0,
             "exit_code": self.exit_code,
-            "error": error,
+            "error": self.error.as_object() if self.error is not None else None,
             "next": list(self.next),
             **self.payload,
         }
@@ -65,7 +62,7 @@ class Answer:
 
 def of_error(command: str, error: LionwtError) -> Answer:
     """The answer of a command that was refused as a whole."""
-    return Answer(command, error.exit_code, error)
+    return Answer(command, error.exit_code, error, next=error.next)
 
 
 def show(answer: Answer, as_json: bool) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from lionwt import answers
-from lionwt.answers import Answer, Line
+from lionwt.answers import Answer
 from lionwt.errors import LionwtError
 
 app = typer.Typer(
@@ -74,9 +74,8 @@ def lease_command(
     as_json: AsJson = False,
 ) -> Answer:
     """Give workers a worktree each, all of them or none. The first call opens the run."""
-    from lionwt import parsing
+    from lionwt import parsing, reports
     from lionwt.lease import Request, lease
-    from lionwt.records import WorkerPathBinding
 
     if retain_until is not None and retain_for is not None:
         raise LionwtError("usage", "--retain-until and --retain-for exclude each other; nothing was made")
@@ -93,38 +92,7 @@ def lease_command(
         after=tuple(after or ()),
         owner=parsing.owner(owner_pid),
     )
-    opened, files = lease(paths, request)
-    leases = [file.lease for file in files]
-    pinned = opened.file
-    short = pinned.target.removeprefix("refs/heads/")
-    lines = [Line(f"run {pinned.run_id} on {short} at {pinned.base_sha[:12]}, policy {pinned.policy.completion}")]
-    lines += [Line(f"  leased {entry.worker_id}: {entry.worktree_path}", "good") for entry in leases]
-    return Answer(
-        "lease",
-        payload={
-            "run": _run_object(opened),
-            "leases": [entry.model_dump(mode="json") for entry in leases],
-            "bindings": [WorkerPathBinding.of(entry).model_dump(mode="json") for entry in leases],
-        },
-        lines=lines,
-        next=[f"lionwt start {pinned.run_id} {entry.worker_id}" for entry in leases],
-    )
-
-
-def _run_object(run: Any) -> dict[str, Any]:
-    pinned = run.file
-    return {
-        "run_id": pinned.run_id,
-        "session_id": pinned.session_id,
-        "state_root": str(run.paths.state_root),
-        "artifact_root": str(run.paths.artifact_root),
-        "repository": pinned.main_worktree.path,
-        "checkout": pinned.checkout.path,
-        "target_branch": pinned.target.removeprefix("refs/heads/"),
-        "base_sha": pinned.base_sha,
-        "policy": pinned.policy.model_dump(mode="json"),
-        "required_validations": list(pinned.required_validations),
-    }
+    return reports.of_lease(*lease(paths, request))
 
 
 @app.command("start", epilog="Example: lionwt start nightly w1")
@@ -136,23 +104,12 @@ def start_command(
     as_json: AsJson = False,
 ) -> Answer:
     """Say that a worker has its paths and runs."""
-    from lionwt import parsing, session
-    from lionwt.records import WorkerPathBinding
+    from lionwt import parsing, reports, session
     from lionwt.start import start
 
     run, worker = _run_and_worker(run_and_worker)
     opened = session.load(_paths(run))
-    file = start(opened, worker, parsing.grants(grants))
-    binding = WorkerPathBinding.of(file.lease)
-    return Answer(
-        "start",
-        payload={"lease": file.lease.model_dump(mode="json"), "binding": binding.model_dump(mode="json")},
-        lines=[
-            Line(f"{worker} is {file.lease.state} in {binding.cwd}", "good"),
-            *(Line(f"  {name}={value}") for name, value in binding.env.items()),
-        ],
-        next=[f"lionwt freeze {opened.file.run_id} {worker} --succeeded"],
-    )
+    return reports.of_start(opened, start(opened, worker, parsing.grants(grants)))
 
 
 @app.command("freeze", epilog="Example: lionwt freeze nightly w1 --succeeded --validation tests=pass,exit=0")
@@ -173,7 +130,7 @@ def freeze_command(
     as_json: AsJson = False,
 ) -> Answer:
     """Stop a worker and turn what it did into proven, immutable evidence."""
-    from lionwt import parsing, session
+    from lionwt import parsing, reports, session
     from lionwt.freeze import Verdict, freeze
 
     session.refuse_workers(os.environ, "freeze")
@@ -192,28 +149,7 @@ def freeze_command(
         stop_after=parsing.seconds(stop_after, "--stop-after"),
     )
     opened = session.load(_paths(run))
-    file = freeze(opened, worker, verdict)
-    candidate = file.candidate
-    lines = [Line(f"{worker} is {file.lease.state}", "good")]
-    if candidate is not None:
-        lines.append(
-            Line(f"  {len(candidate.files_changed)} files changed; patch {_evidence(opened, candidate.patch_ref)}")
-        )
-    lines += [Line(f"  note: {note.message} [{note.code}]", "warn") for note in file.diagnostics]
-    return Answer(
-        "freeze",
-        exit_code=5 if file.record is not None and file.record.status == "teardown_failed" else 0,
-        payload={
-            "candidate": candidate.model_dump(mode="json") if candidate else None,
-            "diagnostics": [note.model_dump(mode="json") for note in file.diagnostics],
-        },
-        lines=lines,
-        next=[f"lionwt promote {opened.file.run_id} {worker}"] if file.record is None else [],
-    )
-
-
-def _evidence(run: Any, ref: str) -> str:
-    return str(run.paths.artifact_root / ref)
+    return reports.of_freeze(opened, freeze(opened, worker, verdict))
 
 
 @app.command("promote", epilog="Example: lionwt promote nightly --policy merge_validated")
@@ -227,105 +163,14 @@ def promote_command(
     as_json: AsJson = False,
 ) -> Answer:
     """Complete frozen workers in dependency order: keep their patch, or land them."""
-    from lionwt import parsing, session
+    from lionwt import parsing, reports, session
     from lionwt.promote import promote
 
     session.refuse_workers(os.environ, "promote")
     wait = parsing.seconds(lock_timeout, "--lock-timeout")
     wanted = parsing.policy(policy)
     opened = session.load(_paths(run))
-    asked, done = promote(opened, tuple(workers or ()), wanted, wait)
-    return _completion_answer(opened, asked, done)
-
-
-def _completion_answer(run: Any, asked: Literal["patch_only", "merge_validated"], done: Any) -> Answer:
-    from lionwt.promote import exit_of
-
-    exit_code = done.exit_code(asked)
-    lines: list[Line] = []
-    outcomes: list[dict[str, Any]] = []
-    error: LionwtError | None = None
-    for file in done.files:
-        outcome = file.outcome
-        lines += _record_lines(run, file)
-        if outcome is not None and outcome.code:
-            outcomes.append(
-                {"worker_id": file.worker_id, "code": outcome.code, "message": outcome.message, "hint": outcome.hint}
-            )
-        if error is None and exit_code and exit_of(file, asked) == exit_code:
-            error = _record_error(run, file, asked)
-    pending = []
-    for entry in (*done.pending, *done.not_ready):
-        code, message, hint = entry.error.code, entry.error.message, entry.error.hint
-        pending.append({"worker_id": entry.worker_id, "code": code, "message": message, "hint": hint})
-        lines.append(Line(f"{entry.worker_id}: pending, {message} [{code}]", "warn"))
-        if hint:
-            lines.append(Line(f"  → {hint}"))
-        if error is None and exit_code and entry.error.exit_code == exit_code and entry in done.pending:
-            error = entry.error
-    if not lines:
-        lines.append(Line(f"run {run.file.run_id}: nothing is frozen"))
-    return Answer(
-        "promote",
-        exit_code=exit_code,
-        error=error,
-        payload={
-            "records": [record.model_dump(mode="json") for record in done.records],
-            "pending": pending,
-            "outcomes": outcomes,
-        },
-        lines=lines,
-        next=[error.hint] if error is not None and error.hint else [],
-        told=True,
-    )
-
-
-def _record_lines(run: Any, file: Any) -> list[Line]:
-    record, outcome = file.record, file.outcome
-    what = {
-        "promoted": f"landed on {record.lease.target_branch} as {(record.promoted_commit or '')[:12]}",
-        "discarded": "kept as a patch" if record.patch_ref else "ended before it started",
-        "needs_resolution": "needs a person",
-        "retained": f"needs a person; its worktree is kept until {_time(record.retention_until)}",
-        "teardown_failed": f"{outcome.status if outcome else 'ended'}, but not removed whole",
-    }[record.status]
-    if record.status == "discarded" and outcome is not None and outcome.empty:
-        what = "changed nothing"
-    mood = {"promoted": "good", "discarded": "", "needs_resolution": "bad", "retained": "warn"}.get(
-        record.status, "bad"
-    )
-    lines = [Line(f"{record.lease.worker_id}: {record.status}, {what}", mood)]
-    if outcome is not None and outcome.message:
-        lines.append(Line(f"  why: {outcome.message} [{outcome.code}]"))
-        if outcome.hint:
-            lines.append(Line(f"  → {outcome.hint}"))
-    if record.patch_ref:
-        lines.append(Line(f"  patch: {_evidence(run, record.patch_ref)}", "dim"))
-    lines += [Line(f"  left: {error}", "warn") for error in record.teardown_errors]
-    return lines
-
-
-def _time(seconds: float | None) -> str:
-    import time
-
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "?"
-
-
-def _record_error(run: Any, file: Any, asked: str) -> LionwtError:
-    record, outcome = file.record, file.outcome
-    if record.status == "teardown_failed":
-        return LionwtError(
-            "teardown_failed",
-            f"worker {file.worker_id!r}: {'; '.join(record.teardown_errors) or 'something was left'}",
-            hint=f"clear what is named, then: lionwt reconcile {run.file.run_id}",
-        )
-    if outcome is not None and outcome.code:
-        return LionwtError(outcome.code, outcome.message or outcome.code, hint=outcome.hint)
-    return LionwtError(
-        "worker_failed",
-        f"worker {file.worker_id!r} ended as {record.status}; nothing was landed",
-        hint="its patch, if any, is kept as evidence",
-    )
+    return reports.of_completion(opened, *promote(opened, tuple(workers or ()), wanted, wait))
 
 
 def run(arguments: list[str]) -> int:

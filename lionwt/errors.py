@@ -8,6 +8,7 @@ README's copy is generated from it and a test compares the two.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -100,6 +101,10 @@ CODES: Final[dict[str, Code]] = {
 }
 
 
+#: A hint that ends in a command says it after a colon.
+_COMMAND: Final = re.compile(r"(?:^|: )((?:lionwt|git|rm) [^;]+)$")
+
+
 class LionwtError(Exception):
     """A refusal or failure, as the person and the program see it.
 
@@ -121,6 +126,16 @@ class LionwtError(Exception):
         self.message = message
         self.hint = hint
         self.diagnostics = diagnostics or {}
+
+    @property
+    def next(self) -> list[str]:
+        """The command that the hint ends in, as one types it."""
+        found = _COMMAND.search(self.hint or "")
+        return [found[1]] if found else []
+
+    def as_object(self) -> dict[str, str | None]:
+        """Code, message and hint, as JSON answers carry them."""
+        return {"code": self.code, "message": self.message, "hint": self.hint}
 
     @property
     def exit_code(self) -> int:

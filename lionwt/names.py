@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -92,6 +93,12 @@ class RunPaths:
     run_id: str
     state_root: Path
     artifact_root: Path
+
+    def argument(self, environ: Mapping[str, str]) -> str:
+        """The RUN argument that leads here from a shell: the id where that is enough, else the path."""
+        if self.state_root == Path(os.path.realpath(lionagi_home(environ) / "runs" / self.run_id)):
+            return self.run_id
+        return shlex.quote(str(self.state_root))
 
     @property
     def workspaces(self) -> Path:

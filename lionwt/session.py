@@ -39,6 +39,11 @@ class Run:
     def main_worktree(self) -> Path:
         return Path(self.file.main_worktree.path)
 
+    @property
+    def argument(self) -> str:
+        """The RUN argument that names this run on a command line."""
+        return self.paths.argument(os.environ)
+
     def private(self) -> git.Git:
         """Object work without files: trees, commits, merges."""
         return git.private(self.paths.git_dir, self.common_dir)

@@ -1,0 +1,201 @@
+"""What a verb did, as an answer: a payload for programs, lines for people, commands to type next.
+
+Nothing is decided here and nothing is looked up: what a verb returned is put
+into words. A command in ``next`` can be typed as it stands.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from lionwt.answers import Answer, Line
+from lionwt.errors import LionwtError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pydantic import BaseModel
+
+    from lionwt.promote import Completion
+    from lionwt.records import CompletionPolicy, LeaseFile
+    from lionwt.session import Run
+
+
+def of_lease(run: Run, files: Sequence[LeaseFile]) -> Answer:
+    """The answer of ``lease``."""
+    from lionwt.records import WorkerPathBinding
+
+    pinned = run.file
+    leases = [file.lease for file in files]
+    return Answer(
+        "lease",
+        payload={
+            "run": {
+                "run_id": pinned.run_id,
+                "session_id": pinned.session_id,
+                "state_root": str(run.paths.state_root),
+                "artifact_root": str(run.paths.artifact_root),
+                "repository": pinned.main_worktree.path,
+                "checkout": pinned.checkout.path,
+                "target_branch": _short(pinned.target),
+                "base_sha": pinned.base_sha,
+                "policy": _plain(pinned.policy),
+                "required_validations": list(pinned.required_validations),
+            },
+            "leases": [_plain(lease) for lease in leases],
+            "bindings": [_plain(WorkerPathBinding.of(lease)) for lease in leases],
+        },
+        lines=[
+            Line(
+                f"run {pinned.run_id} on {_short(pinned.target)} at {pinned.base_sha[:12]}, "
+                f"policy {pinned.policy.completion}"
+            ),
+            *(Line(f"  leased {lease.worker_id}: {lease.worktree_path}", "good") for lease in leases),
+        ],
+        next=[f"lionwt start {run.argument} {lease.worker_id}" for lease in leases],
+    )
+
+
+def of_start(run: Run, file: LeaseFile) -> Answer:
+    """The answer of ``start``."""
+    from lionwt.records import WorkerPathBinding
+
+    binding = WorkerPathBinding.of(file.lease)
+    return Answer(
+        "start",
+        payload={"lease": _plain(file.lease), "binding": _plain(binding)},
+        lines=[
+            Line(f"{file.worker_id} is {file.lease.state} in {binding.cwd}", "good"),
+            *(Line(f"  {name}={value}") for name, value in binding.env.items()),
+        ],
+        next=[f"lionwt freeze {run.argument} {file.worker_id} --succeeded"] if file.lease.state == "running" else [],
+    )
+
+
+def of_freeze(run: Run, file: LeaseFile) -> Answer:
+    """The answer of ``freeze``; an allocated lease that failed has ended with it."""
+    candidate, record = file.candidate, file.record
+    lines = [Line(f"{file.worker_id} is {file.lease.state}", "good")]
+    if candidate is not None:
+        count = len(candidate.files_changed)
+        changed = f"{count} file{'' if count == 1 else 's'} changed" if count else "it changed nothing"
+        lines.append(Line(f"  {changed}; patch {_evidence(run, candidate.patch_ref)}"))
+    lines += [Line(f"  note: {note.message} [{note.code}]", "warn") for note in file.diagnostics]
+    error = None
+    if record is not None and record.status == "teardown_failed":
+        error = _record_error(run, file)
+    return Answer(
+        "freeze",
+        exit_code=error.exit_code if error else 0,
+        error=error,
+        payload={
+            "lease": _plain(file.lease),
+            "candidate": _plain(candidate) if candidate else None,
+            "record": _plain(record) if record else None,
+            "diagnostics": [_plain(note) for note in file.diagnostics],
+        },
+        lines=lines,
+        next=[f"lionwt promote {run.argument} {file.worker_id}"] if record is None else error.next if error else [],
+    )
+
+
+def of_completion(run: Run, asked: CompletionPolicy, done: Completion) -> Answer:
+    """The answer of ``promote``: one error stands for the exit code, every lease is told of."""
+    from lionwt.promote import exit_of
+
+    exit_code = done.exit_code(asked)
+    waiting = [*done.pending, *done.not_ready]
+    errors = [_record_error(run, file) for file in done.files if exit_code and exit_of(file, asked) == exit_code]
+    errors += [entry.error for entry in done.pending if exit_code and entry.error.exit_code == exit_code]
+    lines = [line for file in done.files for line in _record_lines(run, file)]
+    for entry in waiting:
+        lines.append(Line(f"{entry.worker_id}: pending, {entry.error.message} [{entry.error.code}]", "warn"))
+        if entry.error.hint:
+            lines.append(Line(f"  → {entry.error.hint}"))
+    commands = [command for error in errors + [entry.error for entry in waiting] for command in error.next]
+    return Answer(
+        "promote",
+        exit_code=exit_code,
+        error=errors[0] if errors else None,
+        payload={
+            "records": [_plain(record) for record in done.records],
+            "pending": [{"worker_id": entry.worker_id, **entry.error.as_object()} for entry in waiting],
+            "outcomes": [
+                {
+                    "worker_id": file.worker_id,
+                    "code": file.outcome.code,
+                    "message": file.outcome.message,
+                    "hint": file.outcome.hint,
+                }
+                for file in done.files
+                if file.outcome is not None and file.outcome.code
+            ],
+        },
+        lines=lines or [Line(f"run {run.file.run_id}: nothing is frozen")],
+        next=list(dict.fromkeys(commands)),
+        told=True,
+    )
+
+
+_MOODS: Final = {"promoted": "good", "discarded": "", "retained": "warn"}
+
+
+def _record_lines(run: Run, file: LeaseFile) -> list[Line]:
+    record, outcome = file.record, file.outcome
+    assert record is not None
+    what = {
+        "promoted": f"landed on {record.lease.target_branch} as {(record.promoted_commit or '')[:12]}",
+        "discarded": "kept as a patch" if record.patch_ref else "ended before it started",
+        "needs_resolution": "needs a person",
+        "retained": f"needs a person; its worktree is kept until {_time(record.retention_until)}",
+        "teardown_failed": f"{outcome.status if outcome else 'ended'}, but not removed whole",
+    }[record.status]
+    if record.status == "discarded" and outcome is not None and outcome.empty:
+        what = "changed nothing"
+    lines = [Line(f"{record.lease.worker_id}: {record.status}, {what}", _MOODS.get(record.status, "bad"))]
+    if outcome is not None and outcome.message:
+        lines.append(Line(f"  why: {outcome.message} [{outcome.code}]"))
+        if outcome.hint:
+            lines.append(Line(f"  → {outcome.hint}"))
+    if record.patch_ref:
+        lines.append(Line(f"  patch: {_evidence(run, record.patch_ref)}", "dim"))
+    lines += [Line(f"  left: {error}", "warn") for error in record.teardown_errors]
+    if record.status == "teardown_failed":
+        lines.append(Line(f"  → {_record_error(run, file).hint}"))
+    return lines
+
+
+def _record_error(run: Run, file: LeaseFile) -> LionwtError:
+    """Why a record is not what was asked for."""
+    record, outcome = file.record, file.outcome
+    assert record is not None
+    if record.status == "teardown_failed":
+        return LionwtError(
+            "teardown_failed",
+            f"worker {file.worker_id!r}: {'; '.join(record.teardown_errors) or 'something was left'}",
+            hint=f"clear what is named, then: lionwt reconcile {run.argument}",
+        )
+    if outcome is not None and outcome.code:
+        return LionwtError(outcome.code, outcome.message or outcome.code, hint=outcome.hint)
+    return LionwtError(
+        "worker_failed",
+        f"worker {file.worker_id!r} ended as {record.status}; nothing was landed",
+        hint="its patch, if any, is kept as evidence",
+    )
+
+
+def _plain(model: BaseModel) -> dict[str, Any]:
+    return model.model_dump(mode="json")
+
+
+def _short(full: str) -> str:
+    return full.removeprefix("refs/heads/")
+
+
+def _evidence(run: Run, ref: str) -> str:
+    return str(run.paths.artifact_root / ref)
+
+
+def _time(seconds: float | None) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "?"
