@@ -78,13 +78,13 @@ def freeze_locked(run: Run, file: LeaseFile, verdict: Verdict) -> LeaseFile:
         raise LionwtError(
             "wrong_state",
             f"the allocation of {worker_id!r} was not finished; nothing was changed",
-            hint=f"finish what was interrupted: lionwt reconcile {run.file.run_id}",
+            hint=f"finish what was interrupted: lionwt reconcile {run.argument}",
         )
     if file.lease.state == "allocated" and verdict.succeeded:
         raise LionwtError(
             "wrong_state",
             f"worker {worker_id!r} was never started, so it cannot have succeeded; nothing was changed",
-            hint=f"start it first: lionwt start {run.file.run_id} {worker_id}",
+            hint=f"start it first: lionwt start {run.argument} {worker_id}",
         )
     identity = worktree.require_identity(file)
     processes.stop(run.file.run_id, worker_id, file.lease.worktree_path, verdict.stop_after)

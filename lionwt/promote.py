@@ -172,7 +172,7 @@ def _refuse_other_policy(file: LeaseFile, asked: CompletionPolicy) -> None:
 
 def _not_frozen(run: Run, file: LeaseFile) -> LionwtError:
     verb = "reconcile" if file.intent is not None else "freeze"
-    arguments = run.file.run_id if verb == "reconcile" else f"{run.file.run_id} {file.worker_id} --succeeded"
+    arguments = run.argument if verb == "reconcile" else f"{run.argument} {file.worker_id} --succeeded"
     return LionwtError(
         "not_frozen",
         f"worker {file.worker_id!r} is {file.lease.state}, not frozen; nothing was changed",
@@ -346,7 +346,7 @@ def _require_predecessors(run: Run, file: LeaseFile) -> None:
                 "predecessor_pending",
                 f"worker {file.worker_id!r} comes after {worker_id!r}, which is {before.lease.state}; "
                 "nothing was changed",
-                hint=f"complete it first: lionwt promote {run.file.run_id} {worker_id}",
+                hint=f"complete it first: lionwt promote {run.argument} {worker_id}",
             )
         outcome = before.outcome
         succeeded = outcome is not None and (

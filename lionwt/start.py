@@ -27,7 +27,7 @@ def start(run: Run, worker_id: str, grants: dict[str, Any] | None = None) -> Lea
             raise LionwtError(
                 "wrong_state",
                 f"the allocation of {worker_id!r} was not finished; nothing was changed",
-                hint=f"finish what was interrupted: lionwt reconcile {run.file.run_id}",
+                hint=f"finish what was interrupted: lionwt reconcile {run.argument}",
             )
         running = file.to("running", "start")
         worktree.require_identity(file)
