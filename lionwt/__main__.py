@@ -8,16 +8,40 @@ import sys
 
 def main() -> int:
     """Run the command line; returns the exit code."""
+    _keep_standard_descriptors()
     if sys.argv[1:] in (["--version"], ["-V"]):
-        from lionwt import __version__
+        return _version()
+    from lionwt import signals
 
-        print(f"lionwt {__version__}")
-        return 0
+    signals.install()
     # Looking for pydantic plugins reads the metadata of every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
-    from lionwt.cli import run
+    try:
+        from lionwt.cli import run
 
-    return run(sys.argv[1:])
+        return run(sys.argv[1:])
+    except signals.Interrupted as interruption:  # before there was an answer, or while it was printed
+        return 128 + interruption.number
+
+
+def _version() -> int:
+    from lionwt import __version__
+
+    try:
+        print(f"lionwt {__version__}", flush=True)
+    except OSError:
+        from lionwt import answers
+
+        return answers.show(answers.of_text("lionwt", f"lionwt {__version__}"), as_json=False)
+    return 0
+
+
+def _keep_standard_descriptors() -> None:
+    """A standard stream that the caller closed must not become the descriptor of a lock or a lease file."""
+    fd = os.open(os.devnull, os.O_RDWR)
+    while fd <= 2:
+        fd = os.dup(fd)
+    os.close(fd)
 
 
 if __name__ == "__main__":

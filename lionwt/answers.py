@@ -7,15 +7,18 @@ terminal sees it; JSON is ASCII.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TextIO
 
-from lionwt.errors import LionwtError
+from lionwt.errors import SYSTEM, LionwtError
 
 # C0, DEL, C1, the bidirectional controls, line separators, lone surrogates.
 _UNSAFE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -60,13 +63,61 @@ class Answer:
         }
 
 
-def of_error(command: str, error: LionwtError) -> Answer:
-    """The answer of a command that was refused as a whole."""
-    return Answer(command, error.exit_code, error, next=error.next)
+def of_error(command: str, error: LionwtError, shown: Answer | None = None) -> Answer:
+    """The answer of a command that was refused as a whole; ``shown`` is help to go with it."""
+    lines = shown.lines if shown else ()
+    return Answer(command, error.exit_code, error, lines=lines, next=error.next, told=bool(lines))
 
 
-def show(answer: Answer, as_json: bool) -> None:
-    """Print an answer: JSON on stdout, or lines on stdout and the error on stderr."""
+def of_interruption(command: str, number: int) -> Answer:
+    """The answer of a command that a signal ended."""
+    error = LionwtError(
+        "interrupted",
+        f"interrupted by {signal.Signals(number).name}; what was not finished was undone, or can be repeated",
+        hint="run the same command again",
+    )
+    return Answer(command, error.exit_code + number, error)
+
+
+def of_bug(command: str, bug: Exception) -> Answer:
+    """The answer of a command that failed in a way nobody foresaw; the details go to stderr."""
+    for line in traceback.format_exception(bug):
+        _write(sys.stderr, [Line(part) for part in line.splitlines()])
+    where = traceback.extract_tb(bug.__traceback__)[-1]
+    error = LionwtError(
+        "bug",
+        f"{type(bug).__name__}: {bug} (in {os.path.basename(where.filename)}:{where.lineno})",
+        hint="please report it with the lines above; the run's files tell how far it came",
+    )
+    return Answer(command, error.exit_code, error)
+
+
+def of_text(command: str, text: str) -> Answer:
+    """The answer that is a text to read: help."""
+    return Answer(command, payload={"text": text}, lines=[Line(line) for line in text.splitlines()])
+
+
+def show(answer: Answer, as_json: bool) -> int:
+    """Print an answer, JSON on stdout, or lines on stdout and the error on stderr; returns the exit code.
+
+    A reader that has gone changes nothing: what was done is done, and the exit
+    code says it. An answer that cannot be written is a failure of the system.
+    """
+    try:
+        _show(answer, as_json)
+    except BrokenPipeError:
+        pass
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            lost = f"lionwt: the answer (exit code {answer.exit_code}) could not be written: {error.strerror}"
+            _write(sys.stderr, [Line(lost, "bad")])
+        return answer.exit_code or SYSTEM
+    finally:
+        _forget_unwritten()
+    return answer.exit_code
+
+
+def _show(answer: Answer, as_json: bool) -> None:
     if as_json:
         text = json.dumps(answer.as_object(), ensure_ascii=True).replace("\x7f", "\\u007f")
         _write(sys.stdout, [Line(text)], raw=True)
@@ -76,6 +127,17 @@ def show(answer: Answer, as_json: bool) -> None:
         _write(sys.stderr, _error_lines(answer.error))
     if answer.next and answer.exit_code == 0:
         _write(sys.stdout, [Line(f"next: {command}", "dim") for command in answer.next[:3]])
+
+
+def _forget_unwritten() -> None:
+    """What a stream could not be rid of must not fail again when the interpreter ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _error_lines(error: LionwtError) -> list[Line]:
@@ -88,23 +150,18 @@ def _error_lines(error: LionwtError) -> list[Line]:
 _STYLES: Final = {"good": "green", "bad": "bold red", "warn": "yellow", "dim": "dim", "": ""}
 
 
-def _write(stream: TextIO, lines: Sequence[Line], raw: bool = False) -> None:
-    if not lines:
+def _write(stream: TextIO | None, lines: Sequence[Line], raw: bool = False) -> None:
+    if not lines or stream is None:  # the caller closed it
         return
-    try:
-        if not raw and stream.isatty() and "NO_COLOR" not in os.environ:
-            from rich.console import Console
-            from rich.text import Text
+    if not raw and stream.isatty() and not os.environ.get("NO_COLOR"):
+        from rich.console import Console
+        from rich.text import Text
 
-            console = Console(file=stream, highlight=False, soft_wrap=True)
-            for line in lines:
-                console.print(Text(escaped(line.text), style=_STYLES[line.mood]))
-        else:
-            encoding = stream.encoding or "ascii"
-            for line in lines:
-                text = line.text if raw else escaped(line.text)
-                stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
-        stream.flush()
-    except BrokenPipeError:
-        # The reader has gone; what was done is done, and the exit code says it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        console = Console(file=stream, highlight=False, soft_wrap=True)
+        for line in lines:
+            console.print(Text(escaped(line.text), style=_STYLES[line.mood]))
+    else:
+        encoding = stream.encoding or "ascii"
+        text = "".join(f"{line.text if raw else escaped(line.text)}\n" for line in lines)
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    stream.flush()

@@ -7,16 +7,17 @@ every ending, a usage error and a signal included, into one.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
-import sys
-from pathlib import Path
-from typing import Annotated, Any
+import signal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from lionwt import answers
+from lionwt import answers, signals
 from lionwt.answers import Answer
-from lionwt.errors import LionwtError
+from lionwt.errors import LionwtError, from_os_error
 
 app = typer.Typer(
     name="lionwt",
@@ -29,11 +30,13 @@ app = typer.Typer(
     epilog="Example: lionwt lease RUN -w w1 -w w2 --target work --policy merge_validated",
 )
 
+Policy = Literal["patch_only", "merge_validated"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
-RunId = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run id or state root; default $LIONAGI_RUN_ID.")]
-RunAndWorker = Annotated[
-    list[str], typer.Argument(metavar="[RUN] WORKER", help="The run (default $LIONAGI_RUN_ID) and the worker.")
+RunId = Annotated[str | None, typer.Argument(metavar="RUN", help="Run id or state root; default $LIONAGI_RUN_ID.")]
+RunOrWorker = Annotated[
+    str | None, typer.Argument(metavar="RUN", help="Run id or state root; may be left out for $LIONAGI_RUN_ID.")
 ]
+Worker = Annotated[str | None, typer.Argument(metavar="WORKER", help="The worker.")]
 
 
 def _paths(run: str | None) -> Any:
@@ -42,34 +45,46 @@ def _paths(run: str | None) -> Any:
     return names.run_paths(run, os.environ)
 
 
-def _run_and_worker(arguments: list[str]) -> tuple[str | None, str]:
-    if len(arguments) == 1:
-        return None, arguments[0]
-    if len(arguments) == 2:
-        return arguments[0], arguments[1]
-    raise LionwtError("usage", "one run and one worker are needed; nothing was changed", hint="name RUN and WORKER")
+def _run_and_worker(first: str | None, second: str | None) -> tuple[str | None, str]:
+    """One argument is the worker, two are the run and the worker."""
+    worker = first if second is None else second
+    if worker is None:
+        raise LionwtError("usage", "no WORKER was given; nothing was changed", hint="name RUN and WORKER")
+    return (None if second is None else first), worker
 
 
 @app.command("lease", epilog="Example: lionwt lease nightly -w w1 -w w2 --target work --policy merge_validated")
 def lease_command(
     run: RunId = None,
-    worker: Annotated[list[str] | None, typer.Option("-w", "--worker", help="A worker id; repeat for more.")] = None,
-    target: Annotated[str | None, typer.Option(help="The run's own working branch (first call).")] = None,
+    worker: Annotated[
+        list[str] | None, typer.Option("-w", "--worker", metavar="W", help="A worker id; repeatable.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="BRANCH", help="The run's own working branch (first call).")
+    ] = None,
     session: Annotated[
-        str | None, typer.Option(help="Session id; default $LIONAGI_SESSION_ID, else the run id.")
+        str | None, typer.Option(metavar="ID", help="Session id; default $LIONAGI_SESSION_ID, else the run id.")
     ] = None,
     repo: Annotated[
-        str | None, typer.Option(help="A checkout of the repository; default the current directory.")
+        str | None, typer.Option(metavar="DIR", help="A checkout of the repository; default the current directory.")
     ] = None,
-    policy: Annotated[str | None, typer.Option(help="patch_only (default) or merge_validated.")] = None,
+    policy: Annotated[Policy | None, typer.Option(help="Keep a patch (default), or land it.")] = None,
     retain_until: Annotated[
-        str | None, typer.Option(help="Keep worktrees that need a person until then: Unix seconds or ISO 8601.")
+        str | None,
+        typer.Option(metavar="TIME", help="Keep worktrees that need a person until then: Unix seconds or ISO 8601."),
     ] = None,
-    retain_for: Annotated[str | None, typer.Option(help="The same, as a duration: 90s, 15m, 2h.")] = None,
-    require: Annotated[list[str] | None, typer.Option(help="A validation every worker must pass; repeatable.")] = None,
-    after: Annotated[list[str] | None, typer.Option(help="A worker to land before these; repeatable.")] = None,
+    retain_for: Annotated[
+        str | None, typer.Option(metavar="TIME", help="The same, as a duration: 90s, 15m, 2h.")
+    ] = None,
+    require: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A validation every worker must pass; repeatable.")
+    ] = None,
+    after: Annotated[
+        list[str] | None, typer.Option(metavar="W", help="A worker to land before these; repeatable.")
+    ] = None,
     owner_pid: Annotated[
-        str | None, typer.Option(help="The process that answers for the leases, or none; default the caller.")
+        str | None,
+        typer.Option(metavar="PID", help="The process that answers for the leases, or none; default the caller."),
     ] = None,
     as_json: AsJson = False,
 ) -> Answer:
@@ -85,7 +100,7 @@ def lease_command(
         target=target,
         session_id=session or os.environ.get("LIONAGI_SESSION_ID") or None,
         start=parsing.directory(repo) if repo is not None else None,
-        completion=parsing.policy(policy),
+        completion=policy,
         retain_until=parsing.moment(retain_until),
         retain_for=parsing.duration(retain_for, "--retain-for"),
         required=parsing.validation_names(require or ()),
@@ -97,9 +112,10 @@ def lease_command(
 
 @app.command("start", epilog="Example: lionwt start nightly w1")
 def start_command(
-    run_and_worker: RunAndWorker,
+    run: RunOrWorker = None,
+    worker: Worker = None,
     grants: Annotated[
-        str | None, typer.Option(help="The installed path binding as a JSON file, or - for stdin.")
+        str | None, typer.Option(metavar="FILE", help="The installed path binding as a JSON file, or - for stdin.")
     ] = None,
     as_json: AsJson = False,
 ) -> Answer:
@@ -107,29 +123,31 @@ def start_command(
     from lionwt import parsing, reports, session
     from lionwt.start import start
 
-    run, worker = _run_and_worker(run_and_worker)
-    opened = session.load(_paths(run))
-    return reports.of_start(opened, start(opened, worker, parsing.grants(grants)))
+    of_run, worker_id = _run_and_worker(run, worker)
+    opened = session.load(_paths(of_run))
+    return reports.of_start(opened, start(opened, worker_id, parsing.grants(grants)))
 
 
 @app.command("freeze", epilog="Example: lionwt freeze nightly w1 --succeeded --validation tests=pass,exit=0")
 def freeze_command(
-    run_and_worker: RunAndWorker,
+    run: RunOrWorker = None,
+    worker: Worker = None,
     succeeded: Annotated[bool, typer.Option("--succeeded", help="The worker did its job.")] = False,
     failed: Annotated[bool, typer.Option("--failed", help="The worker failed.")] = False,
     cancelled: Annotated[bool, typer.Option("--cancelled", help="The worker was cancelled.")] = False,
     validation: Annotated[
-        list[str] | None, typer.Option(help="NAME=pass|fail[,exit=N][,evidence=REF]; repeatable.")
+        list[str] | None, typer.Option(metavar="RESULT", help="NAME=pass|fail[,exit=N][,evidence=REF]; repeatable.")
     ] = None,
     stop_after: Annotated[
-        str, typer.Option(help="Seconds the worker's processes get to stop; 0 stops nothing and answers busy.")
+        str,
+        typer.Option(metavar="S", help="Seconds the worker's processes get to stop; 0 stops nothing and answers busy."),
     ] = "10",
     accept_incomplete: Annotated[
         bool, typer.Option("--accept-incomplete", help="With --failed or --cancelled: keep raw what git cannot hold.")
     ] = False,
     as_json: AsJson = False,
 ) -> Answer:
-    """Stop a worker and turn what it did into proven, immutable evidence."""
+    """Stop a worker, and turn what it did into proven evidence."""
     from lionwt import parsing, reports, session
     from lionwt.freeze import Verdict, freeze
 
@@ -140,7 +158,7 @@ def freeze_command(
             "exactly one of --succeeded, --failed and --cancelled is needed; nothing was changed",
             hint="say how the worker ended",
         )
-    run, worker = _run_and_worker(run_and_worker)
+    of_run, worker_id = _run_and_worker(run, worker)
     verdict = Verdict(
         succeeded=succeeded,
         cancelled=cancelled,
@@ -148,86 +166,85 @@ def freeze_command(
         accept_incomplete=accept_incomplete,
         stop_after=parsing.seconds(stop_after, "--stop-after"),
     )
-    opened = session.load(_paths(run))
-    return reports.of_freeze(opened, freeze(opened, worker, verdict))
+    opened = session.load(_paths(of_run))
+    return reports.of_freeze(opened, freeze(opened, worker_id, verdict))
 
 
 @app.command("promote", epilog="Example: lionwt promote nightly --policy merge_validated")
 def promote_command(
     run: RunId = None,
-    workers: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORKER]...", help="Default: every frozen one.")
-    ] = None,
-    policy: Annotated[str | None, typer.Option(help="The run's policy, or patch_only to only keep patches.")] = None,
-    lock_timeout: Annotated[str, typer.Option(help="Seconds to wait for a lock.")] = "30",
+    workers: Annotated[list[str] | None, typer.Argument(metavar="WORKER", help="Default: every frozen one.")] = None,
+    policy: Annotated[Policy | None, typer.Option(help="The run's, or patch_only to only keep patches.")] = None,
+    lock_timeout: Annotated[str, typer.Option(metavar="S", help="Seconds to wait for a lock.")] = "30",
     as_json: AsJson = False,
 ) -> Answer:
-    """Complete frozen workers in dependency order: keep their patch, or land them."""
+    """Keep the patches of frozen workers, or land them, in dependency order."""
     from lionwt import parsing, reports, session
     from lionwt.promote import promote
 
     session.refuse_workers(os.environ, "promote")
     wait = parsing.seconds(lock_timeout, "--lock-timeout")
-    wanted = parsing.policy(policy)
     opened = session.load(_paths(run))
-    return reports.of_completion(opened, *promote(opened, tuple(workers or ()), wanted, wait))
+    return reports.of_completion(opened, *promote(opened, tuple(workers or ()), policy, wait))
+
+
+@app.callback(invoke_without_command=True)
+def lionwt(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("-V", "--version", help="Show the version and exit.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """What holds for every command; ``--version`` alone is answered before this module is imported."""
+    if version:
+        from lionwt import __version__
+
+        print(f"lionwt {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        raise LionwtError("usage", "no command was given; nothing was changed", hint="see: lionwt --help")
 
 
 def run(arguments: list[str]) -> int:
     """Run one command line and print its answer; returns the exit code."""
-    from lionwt import signals
-
-    signals.install()
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    as_json = "--json" in options
-    command = next((word for word in arguments if not word.startswith("-")), "lionwt")
-    if command not in {entry.name for entry in app.registered_commands}:
-        command = "lionwt"
+    words = [word for word in arguments if not word.startswith("-")]
+    command = words[0] if words and words[0] in {entry.name for entry in app.registered_commands} else "lionwt"
     try:
         answer = _answer(arguments, command)
-    except signals.Interrupted as interruption:
-        return _interrupted(interruption.number)
-    except KeyboardInterrupt:
-        return _interrupted(2)
-    if answer is None:
-        return 0
-    answers.show(answer, as_json)
-    return answer.exit_code
+    except (signals.Interrupted, KeyboardInterrupt) as interruption:
+        answer = answers.of_interruption(command, getattr(interruption, "number", signal.SIGINT))
+    return answers.show(answer, as_json="--json" in options)
 
 
-def _interrupted(number: int) -> int:
-    sys.stderr.write("lionwt: interrupted; what was not finished was undone or can be repeated\n")
-    return 128 + number
-
-
-def _answer(arguments: list[str], command: str) -> Answer | None:
+def _answer(arguments: list[str], command: str) -> Answer:
     try:
         _leave_removed_directory()
-        result = app(arguments, standalone_mode=False)
-        return result if isinstance(result, Answer) else None
+        return _ask(arguments, command)
     except LionwtError as error:
-        return answers.of_error(command, error)
-    except typer.Exit as ending:
-        return Answer(command, ending.exit_code) if ending.exit_code else None
+        # Who types the bare command wants to see what there is.
+        return answers.of_error(command, error, None if arguments else _ask(["--help"], command))
     except _ClickError as error:
-        hint = f"lionwt {command} --help" if command != "lionwt" else "lionwt --help"
-        usage = LionwtError("usage", f"{error.format_message()}; nothing was changed", hint=hint)
+        text = error.format_message().replace("Value error, ", "").rstrip(".")
+        usage = LionwtError("usage", f"{text}; nothing was changed", hint=f"see: {_help_of(command)}")
         return answers.of_error(command, usage)
     except OSError as error:
-        from lionwt.errors import from_os_error
-
         return answers.of_error(command, from_os_error(error, f"{command} failed"))
     except Exception as error:
-        import traceback
+        return answers.of_bug(command, error)
 
-        traceback.print_exc()
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        bug = LionwtError(
-            "bug",
-            f"{type(error).__name__}: {error} (in {Path(where.filename).name}:{where.lineno})",
-            hint="please report it with the lines above; the run's files tell how far it came",
-        )
-        return answers.of_error(command, bug)
+
+def _ask(arguments: list[str], command: str) -> Answer:
+    """Let typer parse and call. Whatever is printed on the way is help, and part of the answer."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        result = app(arguments, standalone_mode=False)
+    if isinstance(result, Answer):
+        return result
+    return answers.of_text(command, said.getvalue())
+
+
+def _help_of(command: str) -> str:
+    return "lionwt --help" if command == "lionwt" else f"lionwt {command} --help"
 
 
 def _leave_removed_directory() -> None:

@@ -21,6 +21,7 @@ TEARDOWN_FAILED: Final = 5
 BUSY: Final = 6
 STATE: Final = 7
 SYSTEM: Final = 8
+SIGNAL: Final = 128  # plus the signal's number
 
 #: Of several results, the first of these that is present is the answer.
 PRECEDENCE: Final = (BUG, SYSTEM, STATE, TEARDOWN_FAILED, ATTENTION, REFUSED, BUSY, USAGE, OK)
@@ -35,6 +36,7 @@ EXIT_MEANINGS: Final[dict[int, str]] = {
     BUSY: "busy, try again",
     STATE: "state unreadable or ambiguous, or the repository is not what the run recorded",
     SYSTEM: "git or the system failed",
+    SIGNAL: "ended by signal n",
 }
 
 
@@ -98,6 +100,7 @@ CODES: Final[dict[str, Code]] = {
     "no_space": Code(SYSTEM, "no space left"),
     "permission": Code(SYSTEM, "no permission"),
     "system": Code(SYSTEM, "the operating system refused"),
+    "interrupted": Code(SIGNAL, "a signal ended the command"),
 }
 
 

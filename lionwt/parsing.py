@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from lionwt.errors import LionwtError
-from lionwt.records import CompletionPolicy, Owner, ValidationResult
+from lionwt.records import Owner, ValidationResult
 
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NAME = re.compile(r"[^\s=,\x00-\x1f\x7f-\x9f][^=,\x00-\x1f\x7f-\x9f]{0,127}")
@@ -20,13 +20,6 @@ _NAME = re.compile(r"[^\s=,\x00-\x1f\x7f-\x9f][^=,\x00-\x1f\x7f-\x9f]{0,127}")
 
 def _usage(message: str, hint: str | None = None) -> LionwtError:
     return LionwtError("usage", f"{message}; nothing was changed", hint=hint)
-
-
-def policy(value: str | None) -> CompletionPolicy | None:
-    """``patch_only`` or ``merge_validated``."""
-    if value is None or value in ("patch_only", "merge_validated"):
-        return cast("CompletionPolicy | None", value)
-    raise _usage(f"--policy {value!r} is neither patch_only nor merge_validated")
 
 
 def duration(value: str | None, option: str) -> float | None:

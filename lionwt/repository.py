@@ -165,7 +165,7 @@ def resolve_target(common_dir: str, name: str) -> Branch:
         raise LionwtError(
             "target_invalid",
             f"{name!r} is not the name of an existing branch; nothing was made",
-            hint="name the run's own working branch; make it first with: git switch -c BRANCH",
+            hint="name the run's own working branch; git switch -c BRANCH makes one",
         )
     branch = found[full]
     if branch.symref:

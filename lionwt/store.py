@@ -173,7 +173,7 @@ class Store:
             raise LionwtError(
                 "run_unknown",
                 f"run {self.paths.run_id!r} has not been opened (no {self.paths.run_file})",
-                hint="check the run id and LIONAGI_HOME, or open it with: lionwt lease RUN -w WORKER --target BRANCH",
+                hint="check the run id and LIONAGI_HOME; lionwt lease RUN -w WORKER --target BRANCH opens a run",
             )
         return run
 
