@@ -115,6 +115,8 @@ class _Plan:
 
 def _check_ids(paths: names.RunPaths, request: Request) -> None:
     names.check_id(paths.run_id, "run")
+    if request.session_id is not None:
+        names.check_session(request.session_id)
     if not request.workers:
         raise LionwtError("usage", "no worker was named; nothing was made", hint="name one with -w WORKER")
     seen: dict[str, str] = {}
@@ -210,7 +212,8 @@ def _policy(request: Request) -> WorkspacePolicy:
             }
         )
     except ValidationError as error:
-        raise LionwtError("usage", f"{error.errors()[0]['msg']}; nothing was made") from error
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise LionwtError("usage", f"{said}; nothing was made") from error
 
 
 def _compare(run: RunFile, paths: names.RunPaths, request: Request) -> _Plan:

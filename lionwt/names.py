@@ -43,6 +43,17 @@ def check_id(value: str, kind: str) -> str:
     return value
 
 
+def check_session(value: str) -> str:
+    """Return a session id that an environment variable and a terminal can carry, else raise ``id_invalid``."""
+    if not (0 < len(value) <= 255 and value.isprintable()):
+        raise LionwtError(
+            "id_invalid",
+            f"session id {value!r} is not a printable name of at most 255 characters; nothing was made",
+            hint="leave it out, and the run id is used",
+        )
+    return value
+
+
 def fold(name: str) -> str:
     """The form under which two names collide on some file system."""
     return unicodedata.normalize("NFKC", name).casefold()
@@ -153,7 +164,9 @@ def run_paths(argument: str | None, environ: Mapping[str, str]) -> RunPaths:
     """
     value = argument or environ.get("LIONAGI_RUN_ID")
     if not value:
-        raise LionwtError("usage", "no RUN was given and LIONAGI_RUN_ID is not set", hint="name the run")
+        raise LionwtError(
+            "usage", "no RUN was given and LIONAGI_RUN_ID is not set; nothing was changed", hint="name the run"
+        )
     if "/" in value or value in (".", ".."):
         state_root = Path(os.path.realpath(os.path.expanduser(value)))
         run_id = state_root.name

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +17,10 @@ from lionwt.errors import LionwtError
 from lionwt.records import Owner, ValidationResult
 
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_NAME = re.compile(r"[^\s=,\x00-\x1f\x7f-\x9f][^=,\x00-\x1f\x7f-\x9f]{0,127}")
+#: Seconds that a wait may last at most: a day. Whoever wants more repeats the command.
+LONGEST_WAIT: Final = 86400.0
+#: The end of the year 9999: later times have no date.
+LAST_MOMENT: Final = 253402300799.0
 
 
 def _usage(message: str, hint: str | None = None) -> LionwtError:
@@ -27,9 +32,12 @@ def duration(value: str | None, option: str) -> float | None:
     if value is None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", value)
-    if not found or float(found[1]) <= 0:
+    length = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    if length <= 0:
         raise _usage(f"{option} {value!r} is not a duration", hint="write it as 90s, 15m, 2h or 1d")
-    return float(found[1]) * _UNITS[found[2]]
+    if time.time() + length > LAST_MOMENT:
+        raise _usage(f"{option} {value!r} has no end that a date could name")
+    return length
 
 
 def seconds(value: str, option: str) -> float:
@@ -37,21 +45,26 @@ def seconds(value: str, option: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", value)
     if not found:
         raise _usage(f"{option} {value!r} is not a number of seconds")
-    return float(found[1]) * _UNITS[found[2]]
+    length = float(found[1]) * _UNITS[found[2]]
+    if length > LONGEST_WAIT:
+        raise _usage(f"{option} {value!r} is more than a day", hint="every wait has an end: give fewer seconds")
+    return length
 
 
 def moment(value: str | None) -> float | None:
     """Unix seconds, or an ISO 8601 time (local where it names no zone)."""
     if value is None:
         return None
-    if re.fullmatch(r"\d+(?:\.\d+)?", value):
-        return float(value)
     try:
-        return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
+        if re.fullmatch(r"\d+(?:\.\d+)?", value):
+            found = float(value)
+        else:
+            found = datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
     except (ValueError, OverflowError, OSError):
-        raise _usage(
-            f"--retain-until {value!r} is not a time", hint="write Unix seconds or 2030-01-31T12:00:00+00:00"
-        ) from None
+        found = math.inf
+    if found > LAST_MOMENT:
+        raise _usage(f"--retain-until {value!r} is not a time", hint="write Unix seconds or 2030-01-31T12:00:00+00:00")
+    return found
 
 
 def directory(value: str) -> Path:
@@ -65,9 +78,14 @@ def directory(value: str) -> Path:
 def validation_names(values: Sequence[str]) -> tuple[str, ...]:
     """The names of declared validations, each once."""
     for value in values:
-        if not _NAME.fullmatch(value):
+        if not _is_name(value):
             raise _usage(f"{value!r} is not the name of a validation", hint="no '=', ',' or control characters")
     return tuple(dict.fromkeys(values))
+
+
+def _is_name(value: str) -> bool:
+    """A printable name of a validation that can stand before ``=`` and among commas."""
+    return 0 < len(value) <= 128 and value.isprintable() and value == value.strip() and not set(value) & set("=,")
 
 
 def validation(value: str) -> ValidationResult:
@@ -75,7 +93,7 @@ def validation(value: str) -> ValidationResult:
     name, separator, rest = value.partition("=")
     verdict, *extras = rest.split(",")
     hint = "write NAME=pass or NAME=fail, then ,exit=N and ,evidence=REF if you like"
-    if not separator or not _NAME.fullmatch(name) or verdict not in ("pass", "fail"):
+    if not separator or not _is_name(name) or verdict not in ("pass", "fail"):
         raise _usage(f"--validation {value!r} cannot be understood", hint)
     found: dict[str, str] = {}
     for extra in extras:
@@ -87,6 +105,8 @@ def validation(value: str) -> ValidationResult:
     if exit_code is not None and not re.fullmatch(r"-?\d{1,9}", exit_code):
         raise _usage(f"--validation {value!r}: exit={exit_code!r} is no exit code", hint)
     reference = found.get("evidence")
+    if reference is not None and not reference.isprintable():
+        raise _usage(f"--validation {value!r}: evidence is no printable path", hint)
     if reference is not None and (os.path.isabs(reference) or ".." in Path(reference).parts):
         raise _usage(f"--validation {value!r}: evidence is a path relative to the artifact root", hint)
     if verdict == "pass" and exit_code not in (None, "0"):
@@ -117,12 +137,15 @@ def grants(value: str | None) -> dict[str, Any] | None:
     if value is None:
         return None
     try:
-        content = sys.stdin.buffer.read() if value == "-" else Path(value).read_bytes()
-        loaded = json.loads(content)
+        loaded = json.loads(_standard_input() if value == "-" else Path(value).read_bytes())
     except OSError as error:
         raise _usage(f"--grants {value!r} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _usage(f"--grants {value!r} is not JSON: {error}") from error
     if not isinstance(loaded, dict):
         raise _usage(f"--grants {value!r} is not a JSON object")
     return loaded
+
+
+def _standard_input() -> bytes:
+    return b"" if sys.stdin is None else sys.stdin.buffer.read()  # None where the caller closed it
