@@ -171,12 +171,14 @@ def _refuse_other_policy(file: LeaseFile, asked: CompletionPolicy) -> None:
 
 
 def _not_frozen(run: Run, file: LeaseFile) -> LionwtError:
-    verb = "reconcile" if file.intent is not None else "freeze"
-    arguments = run.argument if verb == "reconcile" else f"{run.argument} {file.worker_id} --succeeded"
+    if file.intent is not None:
+        hint = f"finish what was interrupted: lionwt reconcile {run.argument}"
+    elif file.lease.state == "allocated":
+        hint = f"when it has its paths: lionwt start {run.argument} {file.worker_id}"
+    else:
+        hint = f"when it has ended: lionwt freeze {run.argument} {file.worker_id} --succeeded"
     return LionwtError(
-        "not_frozen",
-        f"worker {file.worker_id!r} is {file.lease.state}, not frozen; nothing was changed",
-        hint=f"when it has ended: lionwt {verb} {arguments}",
+        "not_frozen", f"worker {file.worker_id!r} is {file.lease.state}, not frozen; nothing was changed", hint=hint
     )
 
 
