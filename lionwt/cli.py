@@ -11,6 +11,7 @@ import contextlib
 import io
 import os
 import signal
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import typer
@@ -186,6 +187,55 @@ def promote_command(
     wait = parsing.seconds(lock_timeout, "--lock-timeout")
     opened = session.load(_paths(run))
     return reports.of_completion(opened, *promote(opened, tuple(workers or ()), policy, wait))
+
+
+@app.command("reconcile", epilog="Example: lionwt reconcile nightly --dry-run")
+def reconcile_command(
+    run: RunId = None,
+    takeover: Annotated[
+        bool, typer.Option("--takeover", help="Also while the owner lives; the workers' processes are stopped.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done, and why.")] = False,
+    as_json: AsJson = False,
+) -> Answer:
+    """After a crash: find the truth about every lease of a run, and finish."""
+    from lionwt import reports, session
+    from lionwt.reconcile import reconcile
+
+    session.refuse_workers(os.environ, "reconcile")
+    opened = session.load(_paths(run))
+    return reports.of_reconciliation(opened, reconcile(opened, takeover=takeover, dry_run=dry_run), dry_run)
+
+
+@app.command("reap", epilog="Example: lionwt reap --all --dry-run")
+def reap_command(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Run ids or state roots.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every run under $LIONAGI_HOME.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done, and why.")] = False,
+    as_json: AsJson = False,
+) -> Answer:
+    """Tear down retained worktrees whose time has come, empty the trash, list orphans."""
+    from lionwt import names, reports, session
+    from lionwt.reap import all_runs, reap
+
+    session.refuse_workers(os.environ, "reap")
+    if every and runs:
+        raise LionwtError("usage", "--all and RUN exclude each other; nothing was changed", hint="give one of them")
+    chosen: Sequence[str | None] = all_runs(names.lionagi_home(os.environ)) if every else runs or [None]
+    return reports.of_reaping(reap([_paths(run) for run in chosen], dry_run=dry_run), dry_run)
+
+
+@app.command("status", epilog="Example: lionwt status nightly")
+def status_command(run: RunId = None, as_json: AsJson = False) -> Answer:
+    """Show every lease of a run (or of all runs): its state, what blocks it, what to type next."""
+    from lionwt import names, reports, session
+    from lionwt.reap import all_runs
+    from lionwt.status import status
+
+    if run is not None or os.environ.get("LIONAGI_RUN_ID"):
+        return reports.of_status(status(session.load(_paths(run))))
+    roots = all_runs(names.lionagi_home(os.environ))
+    return reports.of_status([row for root in roots for row in status(session.load(_paths(root)))])
 
 
 @app.callback(invoke_without_command=True)

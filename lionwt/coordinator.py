@@ -17,6 +17,7 @@ from lionwt.errors import LionwtError
 from lionwt.freeze import Verdict, freeze
 from lionwt.lease import Request, lease
 from lionwt.promote import promote
+from lionwt.reconcile import reconcile
 from lionwt.records import (
     RunLike,
     ValidationResult,
@@ -130,6 +131,22 @@ class WorktreeCoordinator:
         if done.pending:
             raise done.pending[0].error
         return done.records[0]
+
+    async def reconcile(self, run: RunLike, policy: WorkspacePolicy) -> list[WorkerWorktreeRecord]:
+        """Bring every lease that a dead owner left to a truthful end; returns all records (ADR-0091 D5).
+
+        ``policy`` has to complete as the pinned one does, or narrower; raises
+        ``policy_mismatch``, ``owner_alive``, ``worker_alive``, and the error of
+        the first lease that could not be ended.
+        """
+        return await _in_thread(lambda: self._reconcile(run, policy))
+
+    def _reconcile(self, run: RunLike, policy: WorkspacePolicy) -> list[WorkerWorktreeRecord]:
+        opened = session.load(self._paths(run))
+        done = reconcile(opened, completion=policy.completion)
+        if done.pending:
+            raise done.pending[0].error
+        return done.records
 
     def _paths(self, run: RunLike) -> names.RunPaths:
         paths = names.RunPaths(

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from lionwt import git, locks, names, repository, snapshot, trash, worktree
+from lionwt import git, locks, names, processes, repository, snapshot, trash, worktree
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
 from lionwt.records import (
@@ -76,6 +76,7 @@ def lease(paths: names.RunPaths, request: Request) -> tuple[Run, list[LeaseFile]
     if opened:
         repository.require_safe_config(plan.run)
     run = Run(plan.run, store)
+    _require_uninterrupted(run)
     _check_free(run, request)
     _check_predecessors(run, request)
     with contextlib.ExitStack() as stack:
@@ -347,6 +348,19 @@ def _check_free(run: Run, request: Request) -> None:
                     f"{path} is already there; nothing was made",
                     hint="choose another worker id, or look at that path and move it away",
                 )
+
+
+def _require_uninterrupted(run: Run) -> None:
+    """Raise ``run_interrupted`` while the run has unfinished leases of a dead owner (ADR-0091 D5)."""
+    files, _ = run.store.leases(run.file)
+    for file in files:
+        if file.record is None and file.owner is not None and not processes.owner_alive(file.owner):
+            raise LionwtError(
+                "run_interrupted",
+                f"the owner of {file.worker_id!r} (pid {file.owner.pid}) is dead and its lease is unfinished; "
+                "nothing was made",
+                hint=f"finish it first: lionwt reconcile {run.argument}",
+            )
 
 
 def _check_predecessors(run: Run, request: Request) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lionwt import lease, names, promote, session
+from lionwt import names, promote, session, trash
 from lionwt.errors import LionwtError, worst
 from lionwt.reconcile import Finding, Step, clock_is_wrong, expire, find_orphans
 from lionwt.records import WorkerWorktreeRecord
@@ -32,7 +32,7 @@ class Reaping:
 
     def exit_code(self) -> int:
         """0 also with orphans listed: they are kept on purpose; 5 where a teardown failed."""
-        codes = [finding.exit_code for finding in self.findings if finding.exit_code == 7]
+        codes = [finding.exit_code for finding in self.findings if finding.code != "orphan"]
         codes += [entry.error.exit_code for entry in self.pending]
         codes += [5 for record in self.records if record.status == "teardown_failed"]
         return worst(codes) if codes else 0
@@ -53,14 +53,14 @@ def reap(runs: Sequence[names.RunPaths], *, dry_run: bool = False) -> Reaping:
         try:
             _reap_run(session.load(paths), done, dry_run)
         except LionwtError as error:
-            done.findings.append(Finding(error.code, f"run {paths.run_id!r}: {error.message}", None, error.exit_code))
+            done.findings.append(Finding(error.code, f"run {paths.run_id!r}: {error.message}"))
     return done
 
 
 def _reap_run(run: Run, done: Reaping, dry_run: bool) -> None:
     files, ambiguous = run.store.leases(run.file)
     for entry in ambiguous:
-        done.findings.append(Finding("ambiguous_file", entry.error.message, entry.worker_id, entry.error.exit_code))
+        done.findings.append(Finding(entry.error.code, entry.error.message, entry.worker_id))
     done.findings += find_orphans(run, {file.worker_id for file in files} | {entry.worker_id for entry in ambiguous})
     now = time.time()
     for known in files:
@@ -86,5 +86,5 @@ def _reap_run(run: Run, done: Reaping, dry_run: bool) -> None:
             done.pending.append(promote.Pending(known.worker_id, error))
     if dry_run:
         return
-    for left in lease.clear_trash(run):
-        done.findings.append(Finding("trash_left", f"the trash could not be emptied: {left}"))
+    for left in trash.clear(run):
+        done.findings.append(Finding("teardown_failed", f"the trash could not be emptied: {left}"))

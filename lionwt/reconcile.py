@@ -20,9 +20,23 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
-from lionwt import freeze, history, lease, locks, names, processes, promote, repository, settle, teardown, worktree
-from lionwt.errors import LionwtError, worst
+from lionwt import (
+    freeze,
+    history,
+    lease,
+    locks,
+    names,
+    processes,
+    promote,
+    repository,
+    settle,
+    teardown,
+    trash,
+    worktree,
+)
+from lionwt.errors import CODES, LionwtError, worst
 from lionwt.records import Evidence, LeaseFile, Outcome, WorkerWorktreeRecord
 from lionwt.session import Run, promotion_lock
 from lionwt.store import make_private_dir
@@ -30,12 +44,15 @@ from lionwt.store import make_private_dir
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is not as it should be and that a person decides about."""
+    """Something that is not as it should be and that a person decides about; ``code`` as an error's."""
 
     code: str
     message: str
     worker_id: str | None = None
-    exit_code: int = 4
+
+    @property
+    def exit_code(self) -> int:
+        return CODES[self.code].exit_code
 
 
 @dataclass(frozen=True)
@@ -47,6 +64,9 @@ class Step:
     action: str
 
 
+_NEEDS_A_PERSON: Final = {"teardown_failed": 5, "needs_resolution": 4, "retained": 4}
+
+
 @dataclass
 class Reconciliation:
     """What was found, done, and left."""
@@ -55,13 +75,15 @@ class Reconciliation:
     pending: list[promote.Pending] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    ended: list[LeaseFile] = field(default_factory=list)  # by this call
+    standing: list[LeaseFile] = field(default_factory=list)  # what still needs a person
 
     def exit_code(self) -> int:
         """The one exit code (design section 5): what a person must look at counts, a discarded worker does not."""
         codes = [finding.exit_code for finding in self.findings]
         codes += [entry.error.exit_code for entry in self.pending]
         for record in self.records:
-            codes.append({"teardown_failed": 5, "needs_resolution": 4, "retained": 4}.get(record.status, 0))
+            codes.append(_NEEDS_A_PERSON.get(record.status, 0))
         return worst(codes) if codes else 0
 
 
@@ -88,9 +110,7 @@ def reconcile(run: Run, *, takeover: bool = False, dry_run: bool = False) -> Rec
     """
     found = Reconciliation()
     files, ambiguous = run.store.leases(run.file)
-    found.findings += [
-        Finding("ambiguous_file", torn.error.message, torn.worker_id, torn.error.exit_code) for torn in ambiguous
-    ]
+    found.findings += [Finding(torn.error.code, torn.error.message, torn.worker_id) for torn in ambiguous]
     refs = _refs(run)
     seen = [_look(run, file, refs) for file in files]
     known = {file.worker_id for file in files} | {torn.worker_id for torn in ambiguous}
@@ -104,13 +124,18 @@ def reconcile(run: Run, *, takeover: bool = False, dry_run: bool = False) -> Rec
         found.records = [entry.file.record for entry in seen if entry.file.record is not None]
         return found
     _carry_out(run, work, found)
+    worked_on = {step.worker_id for step in found.steps}
     for entry in seen:
-        with contextlib.suppress(LionwtError):
-            record = run.lease(entry.worker_id).record
-            if record is not None:
-                found.records.append(record)
+        file = run.lease(entry.worker_id) if entry.worker_id in worked_on else entry.file
+        if file.record is None:
+            continue
+        found.records.append(file.record)
+        if entry.worker_id in worked_on:
+            found.ended.append(file)
+        if file.record.status in _NEEDS_A_PERSON:
+            found.standing.append(file)
     if work:
-        lease.clear_trash(run)
+        trash.clear(run)
     return found
 
 
@@ -144,12 +169,12 @@ def _orphans(run: Run, named: set[str], refs: dict[str, repository.Branch]) -> I
     for full in sorted(refs):
         worker_id = full.split("/")[4 if full.startswith(names.HEADS) else 3]
         if worker_id not in named:
-            yield Finding("orphan_ref", f"{full} has no lease file; it was left as it is", worker_id)
+            yield Finding("orphan", f"{full} has no lease file; it was left as it is", worker_id)
     directory = names.worktree_path(run.main_worktree, run_id, "x").parent
     with contextlib.suppress(OSError):
         for entry in sorted(os.listdir(directory)):
             if entry not in named:
-                yield Finding("orphan_worktree", f"{directory / entry} has no lease file; it was left as it is", entry)
+                yield Finding("orphan", f"{directory / entry} has no lease file; it was left as it is", entry)
 
 
 Action = Callable[[Run, LeaseFile], LeaseFile]
@@ -174,10 +199,9 @@ def _decide(run: Run, seen: Seen, now: float, findings: list[Finding]) -> tuple[
     if "foreign" in (seen.directory, seen.registration):
         findings.append(
             Finding(
-                "ambiguous_worktree",
+                "worktree_moved",
                 f"what lies at {file.lease.worktree_path} is not what was leased; it was left as it is",
                 seen.worker_id,
-                7,
             )
         )
         return None, None
@@ -214,7 +238,6 @@ def clock_is_wrong(file: LeaseFile, now: float) -> Finding:
         f"the clock says {now:.0f}, but {file.worker_id!r} was leased at {file.lease.created_at:.0f}; "
         "it was left as it is",
         file.worker_id,
-        7,
     )
 
 
@@ -229,14 +252,14 @@ def _require_abandoned(run: Run, files: list[LeaseFile], takeover: bool) -> None
                 "owner_alive",
                 f"worker {file.worker_id!r} declares no owner, so nobody can tell that it was abandoned; "
                 "nothing was changed",
-                hint=f"if it was: lionwt reconcile {run.file.run_id} --takeover",
+                hint=f"if it was: lionwt reconcile {run.argument} --takeover",
             )
         if processes.owner_alive(file.owner):
             raise LionwtError(
                 "owner_alive",
                 f"the owner of {file.worker_id!r} (pid {file.owner.pid} on {file.owner.host}) is alive; "
                 "nothing was changed",
-                hint=f"let it finish, or take the run from it: lionwt reconcile {run.file.run_id} --takeover",
+                hint=f"let it finish, or take the run from it: lionwt reconcile {run.argument} --takeover",
             )
     alive = processes.of_run(run.file.run_id)
     for file in open_files:

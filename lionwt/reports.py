@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from lionwt.promote import Completion
-    from lionwt.records import CompletionPolicy, LeaseFile
+    from lionwt.promote import Completion, Pending
+    from lionwt.reap import Reaping
+    from lionwt.reconcile import Finding, Reconciliation, Step
+    from lionwt.records import CompletionPolicy, LeaseFile, WorkerWorktreeRecord
     from lionwt.session import Run
+    from lionwt.status import Standing
 
 
 def of_lease(run: Run, files: Sequence[LeaseFile]) -> Answer:
@@ -136,6 +139,110 @@ def of_completion(run: Run, asked: CompletionPolicy, done: Completion) -> Answer
         next=list(dict.fromkeys(commands)),
         told=True,
     )
+
+
+def of_reconciliation(run: Run, done: Reconciliation, dry_run: bool) -> Answer:
+    """The answer of ``reconcile``: what was found, what was done, what is left for a person."""
+    would = "would " if dry_run else ""
+    lines = [Line(f"{step.worker_id}: {step.found}; {would}{step.action}") for step in done.steps]
+    if not dry_run:
+        lines += [line for file in done.ended for line in _record_lines(run, file)]
+    exit_code = 0 if dry_run else done.exit_code()
+    return _upkeep(
+        run, "reconcile", done.records, done.pending, done.findings, done.steps, exit_code,
+        lines or [Line(f"run {run.file.run_id}: {len(done.records)} leases, all ended; nothing to do", "good")],
+        [_record_error(run, file) for file in done.standing],
+    )  # fmt: skip
+
+
+def of_reaping(done: Reaping, dry_run: bool) -> Answer:
+    """The answer of ``reap``."""
+    lines = [Line(f"{step.worker_id}: {step.found}; {'would ' if dry_run else ''}{step.action}") for step in done.steps]
+    return _upkeep(
+        None, "reap", done.records, done.pending, done.findings, done.steps, done.exit_code(),
+        lines or [Line("nothing has expired", "good")], [],
+    )  # fmt: skip
+
+
+def _upkeep(
+    run: Run | None,
+    command: str,
+    records: Sequence[WorkerWorktreeRecord],
+    pending: Sequence[Pending],
+    findings: Sequence[Finding],
+    steps: Sequence[Step],
+    exit_code: int,
+    lines: list[Line],
+    standing: Sequence[LionwtError],
+) -> Answer:
+    errors = [entry.error for entry in pending]
+    errors += [LionwtError(finding.code, finding.message) for finding in findings]
+    errors += standing
+    for entry in pending:
+        lines.append(Line(f"{entry.worker_id}: pending, {entry.error.message} [{entry.error.code}]", "warn"))
+        if entry.error.hint:
+            lines.append(Line(f"  → {entry.error.hint}"))
+    lines += [Line(f"found: {finding.message} [{finding.code}]", "warn") for finding in findings]
+    chosen = next((error for error in errors if error.exit_code == exit_code), None) if exit_code else None
+    return Answer(
+        command,
+        exit_code=exit_code,
+        error=chosen,
+        payload={
+            "records": [_plain(record) for record in records],
+            "pending": [{"worker_id": entry.worker_id, **entry.error.as_object()} for entry in pending],
+            "findings": [
+                {"code": finding.code, "message": finding.message, "worker_id": finding.worker_id}
+                for finding in findings
+            ],
+            "steps": [{"worker_id": step.worker_id, "found": step.found, "action": step.action} for step in steps],
+        },
+        lines=lines,
+        next=list(dict.fromkeys(command for error in errors for command in error.next)),
+        told=True,
+    )
+
+
+def of_status(standings: Sequence[Standing]) -> Answer:
+    """The answer of ``status``: one line a lease, what blocks it and what to type below."""
+    lines: list[Line] = []
+    width = max((len(row.worker_id) for row in standings), default=0)
+    several = len({row.run_id for row in standings}) > 1
+    for row in standings:
+        name = f"{row.run_id}  {row.worker_id:<{width}}" if several else f"{row.worker_id:<{width}}"
+        state = row.status or row.state
+        lines.append(Line(f"{name}  {state:<16}  {_age(row.age)}", _MOODS.get(row.status or "", "")))
+        if row.blocked_by:
+            lines.append(Line(f"  {row.blocked_by}", "warn"))
+        if row.next:
+            lines.append(Line(f"  → {row.next}"))
+    return Answer(
+        "status",
+        payload={
+            "leases": [
+                {
+                    "run_id": row.run_id,
+                    "worker_id": row.worker_id,
+                    "state": row.state,
+                    "status": row.status,
+                    "age": row.age,
+                    "blocked_by": row.blocked_by,
+                    "next": row.next,
+                    "lease": _plain(row.file.lease) if row.file else None,
+                    "record": _plain(row.file.record) if row.file and row.file.record else None,
+                }
+                for row in standings
+            ]
+        },
+        lines=lines or [Line("no leases")],
+    )
+
+
+def _age(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{max(seconds, 0):.0f}s"
 
 
 _MOODS: Final = {"promoted": "good", "discarded": "", "retained": "warn"}

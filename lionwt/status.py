@@ -13,6 +13,7 @@ from lionwt.session import Run
 class Standing:
     """One lease, for a table or a program. ``age`` in seconds since it was leased."""
 
+    run_id: str
     worker_id: str
     state: str
     status: str | None
@@ -29,7 +30,9 @@ def status(run: Run) -> list[Standing]:
     by_id = {file.worker_id: file for file in files}
     rows = [_standing(run, file, by_id, now) for file in sorted(files, key=lambda file: file.lease.created_at)]
     for entry in ambiguous:
-        rows.append(Standing(entry.worker_id, "ambiguous", None, 0.0, entry.error.message, entry.error.hint))
+        rows.append(
+            Standing(run.file.run_id, entry.worker_id, "ambiguous", None, 0.0, entry.error.message, entry.error.hint)
+        )
     return rows
 
 
@@ -40,22 +43,23 @@ def _standing(run: Run, file: LeaseFile, by_id: dict[str, LeaseFile], now: float
     if record is not None:
         if record.status == "teardown_failed":
             blocked = "; ".join(record.teardown_errors) or "something was left"
-            following = f"lionwt reconcile {run_id}"
+            following = f"lionwt reconcile {run.argument}"
         elif record.status in ("needs_resolution", "retained"):
             blocked = file.outcome.message if file.outcome else None
             following = file.outcome.hint if file.outcome else None
     elif file.intent is not None:
         blocked = f"a command died in the middle of its {file.intent.kind}, or still works"
-        following = f"lionwt reconcile {run_id}"
+        following = f"lionwt reconcile {run.argument}"
     elif file.lease.state == "allocated":
-        following = f"lionwt start {run_id} {worker_id}"
+        following = f"lionwt start {run.argument} {worker_id}"
     elif file.lease.state == "running":
-        following = f"lionwt freeze {run_id} {worker_id} --succeeded"
+        following = f"lionwt freeze {run.argument} {worker_id} --succeeded"
     else:
         waiting = [name for name in file.predecessors if name not in by_id or by_id[name].record is None]
         blocked = f"comes after {', '.join(waiting)}" if waiting else None
-        following = f"lionwt promote {run_id} {waiting[0] if waiting else worker_id}"
+        following = f"lionwt promote {run.argument} {waiting[0] if waiting else worker_id}"
     return Standing(
+        run_id,
         worker_id,
         file.lease.state,
         record.status if record else None,
