@@ -128,6 +128,9 @@ class WorkerPathBinding(_Contract):
             raise _escape(text, "it names a .git entry")
         roots = (*self.source_roots, self.writable_artifact_root)
         for root in roots:
+            # A lease's roots are real paths: a link above one was put there since.
+            if os.path.realpath(root) != str(root):
+                raise _escape(text, f"{str(root)!r} is reached through a symbolic link")
             self._refuse_links(root, parts, text)
         for root in roots:
             if os.path.lexists(root.joinpath(*parts)):
@@ -137,8 +140,8 @@ class WorkerPathBinding(_Contract):
     @staticmethod
     def _refuse_links(root: Path, parts: tuple[str, ...], text: str) -> None:
         step = root
-        for part in ("", *parts):
-            step = step / part if part else step
+        for part in parts:
+            step = step / part
             if step.is_symlink():
                 raise _escape(text, f"{str(step)!r} is a symbolic link")
 
