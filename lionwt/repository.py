@@ -44,6 +44,7 @@ def discover(start: Path) -> Repository:
         raise _no_repository(start, git.text(bare.err).strip())
     inside = asked.run("rev-parse", "--show-toplevel", ok=(0, 128))
     if bare.out.strip() == b"true" or inside.code:
+        _refuse_broken_checkout(Path(os.path.realpath(start)))
         raise LionwtError(
             "repository_unsupported",
             f"{start} is in a bare repository, or not in a worktree; lionwt needs a checkout; nothing was made",
@@ -61,7 +62,26 @@ def discover(start: Path) -> Repository:
             "(core.worktree in the shared configuration?); nothing was made",
             hint=f"look at: git config --file {common_dir / 'config'} core.worktree",
         )
-    return Repository(checkout, git_dir, common_dir, _main_worktree(checkout, git_dir, common_dir), object_format)
+    main_worktree = _main_worktree(checkout, git_dir, common_dir)
+    if git_dir != common_dir and _is_bare(common_dir):
+        raise _unsafe(common_dir, "core.bare")
+    return Repository(checkout, git_dir, common_dir, main_worktree, object_format)
+
+
+def _refuse_broken_checkout(start: Path) -> None:
+    """Tell a checkout that core.bare has broken (``git init`` in a linked worktree does) from a bare repository."""
+    for parent in (start, *start.parents):
+        git_dir = _git_dir_of(parent)
+        if git_dir is not None:
+            if (git_dir / "index").exists() and _is_bare(git_dir):
+                raise _unsafe(git_dir, "core.bare")
+            return
+
+
+def _is_bare(common_dir: Path) -> bool:
+    reader = git.Git(env=git.shared(str(common_dir)).env)
+    bare = reader.run("config", "--file", common_dir / "config", "--type=bool", "--get", "core.bare", ok=(0, 1, 128))
+    return bare.code == 0 and bare.out.strip() == b"true"
 
 
 def _no_repository(start: Path, said: str) -> LionwtError:
@@ -282,10 +302,9 @@ def require_safe_config(run: RunFile) -> None:
     if "shared_config_changed" not in changes_of_shared_config(run):
         return
     common = Path(run.common_dir.path)
-    reader = git.Git(env=git.shared(str(common)).env)
-    bare = reader.run("config", "--file", common / "config", "--type=bool", "--get", "core.bare", ok=(0, 1, 128))
-    if bare.code == 0 and bare.out.strip() == b"true":
+    if _is_bare(common):
         raise _unsafe(common, "core.bare")
+    reader = git.Git(env=git.shared(str(common)).env)
     tree = reader.run("config", "--file", common / "config", "--get", "core.worktree", ok=(0, 1, 128))
     if tree.code == 0:
         named = os.path.realpath(common / git.text(tree.out[:-1]))
@@ -296,7 +315,8 @@ def require_safe_config(run: RunFile) -> None:
 def _unsafe(common: Path, setting: str) -> LionwtError:
     return LionwtError(
         "repository_unsafe",
-        f"{setting} was set in {common / 'config'} since the run was opened; nothing was changed",
+        f"{setting} in {common / 'config'} breaks the checkout of that repository (a git init in a linked worktree "
+        "sets it, or a worker did); nothing was changed",
         hint=f"remove it with: git config --file {common / 'config'} --unset-all {setting}",
     )
 
