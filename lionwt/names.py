@@ -16,6 +16,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from lionwt.errors import LionwtError
 
@@ -176,20 +177,20 @@ def run_paths(argument: str | None, environ: Mapping[str, str]) -> RunPaths:
         state_root = lionagi_home(environ) / "runs" / run_id
     state_root = Path(os.path.realpath(state_root))
     manifest = _lionagi_manifest(state_root / "run.json")
-    run_id = check_id(str(manifest.get("run_id", run_id)), "run")
+    run_id = check_id(manifest.get("run_id") or run_id, "run")
     if manifest and state_root.name != run_id and "/" not in value:
         raise LionwtError(
             "state_unreadable",
             f"{state_root / 'run.json'} belongs to run {run_id!r}; nothing was changed",
             hint="name the run by the path of its state root",
         )
-    artifact_root = Path(str(manifest.get("artifact_root") or state_root / "artifacts"))
+    artifact_root = Path(manifest.get("artifact_root") or state_root / "artifacts")
     if not artifact_root.is_absolute():
         artifact_root = state_root / artifact_root
     return RunPaths(run_id, state_root, Path(os.path.realpath(artifact_root)))
 
 
-def _lionagi_manifest(path: Path) -> dict[str, object]:
+def _lionagi_manifest(path: Path) -> dict[str, str | None]:
     try:
         loaded = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -200,6 +201,12 @@ def _lionagi_manifest(path: Path) -> dict[str, object]:
             f"{path} cannot be read ({error}); nothing was changed",
             hint="lionagi writes that file; look at it, then run the same command again",
         ) from error
-    if not isinstance(loaded, dict):
-        raise LionwtError("state_unreadable", f"{path} is not a JSON object; nothing was changed")
-    return loaded
+    if not isinstance(loaded, dict) or not all(
+        isinstance(loaded.get(key), (str, type(None))) for key in ("run_id", "artifact_root")
+    ):
+        raise LionwtError(
+            "state_unreadable",
+            f"{path} is not a JSON object with run_id and artifact_root as text; nothing was changed",
+            hint="lionagi writes that file; look at it, then run the same command again",
+        )
+    return cast("dict[str, str | None]", loaded)
