@@ -156,6 +156,9 @@ def make_private_git_dir(where: Path, repository: Repository, settings: Settings
         (building / "config").write_text(
             _config(where, repository, settings), encoding="utf-8", errors="surrogateescape"
         )
+        for parent, _, files in os.walk(building):
+            for name in files:
+                os.chmod(os.path.join(parent, name), 0o600)
         if where.exists():  # an opening that died before the run's file was written
             shutil.rmtree(where)
         os.rename(building, where)
