@@ -26,6 +26,7 @@ from lionwt import git, locks, names, processes, repository, snapshot, trash, wo
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
 from lionwt.records import (
+    STORED,
     Identity,
     Intent,
     LeaseFile,
@@ -70,10 +71,9 @@ def lease(paths: names.RunPaths, request: Request) -> tuple[Run, list[LeaseFile]
     """
     _check_ids(paths, request)
     store = Store(paths)
-    opened = store.read_run()
-    plan = _compare(opened, paths, request) if opened else _plan(paths, request)
+    plan = _prepare(paths, store, request)
     repository.verify_unmoved(plan.run)
-    if opened:
+    if not plan.opens:
         repository.require_safe_config(plan.run)
     run = Run(plan.run, store)
     _require_uninterrupted(run)
@@ -82,27 +82,33 @@ def lease(paths: names.RunPaths, request: Request) -> tuple[Run, list[LeaseFile]
     with contextlib.ExitStack() as stack:
         for worker_id in sorted(request.workers):
             stack.enter_context(locks.held(paths.lease_lock(worker_id), f"lease {worker_id!r}"))
-        opened_here = False
-        with locks.held(paths.run_lock, "run"):
-            now = store.read_run()
-            if now is None:
-                _open(paths, store, plan)
-                opened_here = True
-            elif opened is None:
-                # Another call opened the run meanwhile: its pins count.
-                run = Run(_compare(now, paths, request).run, store)
-            try:
-                files = _reserve(run, request)
-            except BaseException:
-                _unopen(store, opened_here)
-                raise
+        made = _Made()
         try:
-            return run, _allocate(run, files)
-        except BaseException:
-            if opened_here:
-                with locks.held(paths.run_lock, "run"):
-                    _unopen(store, opened_here)
-            raise
+            with locks.held(paths.run_lock, "run"):
+                now = store.read_run()
+                if now is None:
+                    _open(paths, store, plan, made)
+                elif now != plan.run:
+                    # Another call opened the run meanwhile: its pins count.
+                    run = Run(_compare(now, paths, request).run, store)
+                _reserve(run, request, made)
+            return run, _allocate(run, made)
+        except BaseException as error:
+            told = _failed(run, error, made)
+            if told is error:
+                raise
+            raise told from error
+
+
+@dataclass
+class _Made:
+    """What a call has made so far, and would have to undo."""
+
+    opened: bool = False
+    files: list[LeaseFile] = field(default_factory=list)
+    directories: list[Path] = field(default_factory=list)
+    parents: bool = False
+    branches: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,24 @@ class _Plan:
     run: RunFile
     repository: repository.Repository | None = None
     settings: snapshot.Settings | None = None
+
+    @property
+    def opens(self) -> bool:
+        return self.repository is not None
+
+
+def _prepare(paths: names.RunPaths, store: Store, request: Request) -> _Plan:
+    """Compare with the run that is open, or work out its opening."""
+    opened = store.read_run()
+    if opened is None:
+        try:
+            return _plan(paths, request)
+        except LionwtError:
+            # Another call may be opening the run: what stands in the way is the run's own then.
+            opened = store.read_run()
+            if opened is None:
+                raise
+    return _compare(opened, paths, request)
 
 
 def _check_ids(paths: names.RunPaths, request: Request) -> None:
@@ -124,13 +148,15 @@ def _check_ids(paths: names.RunPaths, request: Request) -> None:
     for worker_id in [*request.workers, *request.after]:
         names.check_id(worker_id, "worker")
     for worker_id in request.workers:
-        other = seen.setdefault(names.fold(worker_id), worker_id)
-        if other is not worker_id:
+        other = seen.get(names.fold(worker_id))
+        if other is not None:
+            same = "is named twice" if other == worker_id else f"and {other!r} are the same name on some file systems"
             raise LionwtError(
                 "id_reused",
-                f"worker ids {other!r} and {worker_id!r} are the same name on some file systems; nothing was made",
+                f"worker id {worker_id!r} {same}; nothing was made",
                 hint="give every worker an id of its own",
             )
+        seen[names.fold(worker_id)] = worker_id
     for worker_id in request.after:
         if worker_id in request.workers:
             raise LionwtError("usage", f"worker {worker_id!r} cannot come after itself; nothing was made")
@@ -166,6 +192,7 @@ def _plan(paths: names.RunPaths, request: Request) -> _Plan:
             f"the base {request.base_sha} is not the commit of {request.target!r} ({target.oid}); nothing was made",
         )
     _refuse_nested(paths, found)
+    worktree.check_places(found.common_dir, found.main_worktree, paths.run_id)
     _check_run_names(paths, common, found.main_worktree)
     run = RunFile(
         run_id=paths.run_id,
@@ -306,6 +333,7 @@ def _run_reused(run_id: str, by: str) -> LionwtError:
 
 def _check_free(run: Run, request: Request) -> None:
     """Refuse ids that were used before in any state, and branches or paths that are in the way."""
+    worktree.check_places(run.common_dir, run.main_worktree, run.file.run_id)
     taken = {names.fold(worker_id): worker_id for worker_id in run.store.worker_ids()}
     for worker_id in request.workers:
         other = taken.get(names.fold(worker_id))
@@ -368,27 +396,38 @@ def _check_predecessors(run: Run, request: Request) -> None:
         run.lease(worker_id)
 
 
-def _open(paths: names.RunPaths, store: Store, plan: _Plan) -> None:
+def _open(paths: names.RunPaths, store: Store, plan: _Plan, made: _Made) -> None:
     """Open the run durably: first the private git directory, then the file that says so."""
     if plan.repository is None or plan.settings is None:
-        raise LionwtError("run_unknown", f"run {paths.run_id!r} disappeared while it was used; nothing was made")
+        raise LionwtError(
+            "run_unknown",
+            f"run {paths.run_id!r} was given up by the call that opened it; nothing was made",
+            hint="run the same command again, with --target",
+        )
+    if store.worker_ids():
+        raise LionwtError(
+            "state_unreadable",
+            f"{paths.run_file} is gone, but leases of run {paths.run_id!r} are in {paths.workspaces}; nothing was made",
+            hint="restore it from a backup, or choose another run id",
+        )
+    made.opened = True
     make_private_dir(paths.state_root)
     snapshot.make_private_git_dir(paths.git_dir, plan.repository, plan.settings)
     store.open_run(plan.run)
 
 
-def _unopen(store: Store, opened_here: bool) -> None:
+def _unopen(store: Store) -> None:
     """Undo an opening, when no lease of the run is left."""
-    if opened_here and not store.worker_ids():
-        store.paths.run_file.unlink(missing_ok=True)
-        shutil.rmtree(store.paths.git_dir, ignore_errors=True)
+    with locks.held(store.paths.run_lock, "run"):
+        if not store.worker_ids():
+            store.paths.run_file.unlink(missing_ok=True)
+            shutil.rmtree(store.paths.git_dir, ignore_errors=True)
 
 
-def _reserve(run: Run, request: Request) -> list[LeaseFile]:
+def _reserve(run: Run, request: Request, made: _Made) -> None:
     """Write every lease with the intent to allocate, under the run lock: now the ids are taken."""
     _check_free(run, request)
     pinned = run.file
-    files = []
     now = time.time()
     for worker_id in request.workers:
         lease = WorkerWorktreeLease(
@@ -404,66 +443,59 @@ def _reserve(run: Run, request: Request) -> list[LeaseFile]:
             state_path=run.paths.lease_file(worker_id),
             created_at=now,
         )
-        files.append(
-            LeaseFile(
-                lease=lease,
-                policy=pinned.policy,
-                required_validations=pinned.required_validations,
-                predecessors=tuple(request.after),
-                owner=request.owner,
-                intent=Intent(kind="allocate", at=now, nonce=os.urandom(16).hex()),
-                history=(Transition(at=now, state="allocated", by="lease"),),
-            )
+        # Read as stored: a run's policy was resolved when it was opened, and outlives its own expiry.
+        file = LeaseFile.model_validate(
+            {
+                "lease": lease,
+                "policy": pinned.policy,
+                "required_validations": pinned.required_validations,
+                "predecessors": tuple(request.after),
+                "owner": request.owner,
+                "intent": Intent(kind="allocate", at=now, nonce=os.urandom(16).hex()),
+                "history": (Transition(at=now, state="allocated", by="lease"),),
+            },
+            context=STORED,
         )
-    written: list[LeaseFile] = []
-    try:
-        for file in files:
-            written.append(run.store.write(file))
-    except BaseException:
-        for file in files[: len(written) + 1]:
-            run.store.forget(file.worker_id)
-        raise
+        made.files.append(file)
+        made.files[-1] = run.store.write(file)
     point("lease.intended")
-    return written
 
 
-def _allocate(run: Run, files: list[LeaseFile]) -> list[LeaseFile]:
-    """Make the worktrees of reserved leases; on any failure undo all of them."""
-    made_artifacts: list[Path] = []
-    try:
-        for file in files:
-            made_artifacts += _make_artifact_dir(run, file)
-        with run.registration():
-            worktree.exclude_worktrees(run.common_dir)
-            worktree.make_parents(run.main_worktree, run.file.run_id)
-            identities = []
-            for file in files:
-                identities.append(worktree.register(run.file, file.worker_id, _nonce(file)))
-                point("lease.registered")
-        _populate(run, files, identities)
-        point("lease.populated")
-        allocated = []
-        for file, identity in zip(files, identities, strict=True):
-            allocated.append(run.store.write(file.model_copy(update={"identity": identity, "intent": None})))
-        point("lease.recorded")
-        return allocated
-    except BaseException as error:
-        _undo(run, files, made_artifacts)
-        if isinstance(error, OSError):
-            raise from_os_error(error, "allocating") from error
-        raise
+def _allocate(run: Run, made: _Made) -> list[LeaseFile]:
+    """Make the worktrees of reserved leases."""
+    for file in made.files:
+        _make_artifact_dir(file, made)
+    with run.registration():
+        made.parents = True
+        worktree.exclude_worktrees(run.common_dir)
+        worktree.make_parents(run.main_worktree, run.file.run_id)
+        made.branches = True
+        try:
+            worktree.create_branches(run.file, [file.lease.branch_name for file in made.files])
+        except worktree.BranchesRefused:
+            made.branches = False  # what stands there is not this call's
+            raise
+        identities = []
+        for file in made.files:
+            identities.append(worktree.register(run.file, file.worker_id, _nonce(file)))
+            point("lease.registered")
+    _populate(run, made.files, identities)
+    point("lease.populated")
+    allocated = []
+    for file, identity in zip(made.files, identities, strict=True):
+        allocated.append(run.store.write(file.model_copy(update={"identity": identity, "intent": None})))
+    point("lease.recorded")
+    return allocated
 
 
-def _make_artifact_dir(run: Run, file: LeaseFile) -> list[Path]:
-    """Make the worker's artifact directory; returns what was made of it, deepest first."""
+def _make_artifact_dir(file: LeaseFile, made: _Made) -> None:
     path = file.lease.artifact_path
     if path.is_symlink():
         raise LionwtError(
             "path_unsafe", f"{path} is a symbolic link; nothing was made", hint="artifacts need a directory"
         )
-    missing = [parent for parent in (path, *path.parents) if not parent.exists()]
+    made.directories += [parent for parent in (path, *path.parents) if not parent.exists()]
     make_private_dir(path)
-    return missing
 
 
 def _populate(run: Run, files: list[LeaseFile], identities: list[Identity]) -> None:
@@ -486,19 +518,67 @@ def _nonce(file: LeaseFile) -> str:
     return file.intent.nonce
 
 
-def _undo(run: Run, files: list[LeaseFile], made_artifacts: list[Path]) -> None:
-    """Undo an allocation; where that is not complete, the lease ends as ``teardown_failed``."""
-    with run.registration():
-        for file in files:
-            removal = undo_allocation(run, file)
-            if removal.worktree_removed and removal.branch_deleted:
-                run.store.forget(file.worker_id)
-            else:
-                run.store.write(ended(file, removal, "lease"))
-    for path in made_artifacts:
+def _failed(run: Run, error: BaseException, made: _Made) -> BaseException:
+    """Undo what a failed call made; returns the error, which says whether anything was left."""
+    if isinstance(error, OSError):
+        error = from_os_error(error, "leasing")
+    try:
+        left = _undo(run, made)
+        if made.opened:
+            _unopen(run.store)
+    except (LionwtError, OSError) as failure:
+        left = [str(failure)]
+    if not isinstance(error, LionwtError):
+        return error
+    message, hint = error.message, error.hint
+    if left:
+        message += f"; what this call had made could not all be undone: {'; '.join(left)}"
+        hint = f"clear what is named, then: lionwt reconcile {run.argument}"
+    elif "nothing was" not in message:
+        message += "; nothing was made"
+    return LionwtError(error.code, message, hint=hint, diagnostics=error.diagnostics)
+
+
+def _undo(run: Run, made: _Made) -> list[str]:
+    """Undo an allocation; where that is not complete, the lease ends as ``teardown_failed``.
+
+    Returns what was left. The registration lock is taken only when there is
+    something to undo under it: the failure may have been that it is held.
+    """
+    left: list[str] = []
+    if made.branches:
+        with run.registration():
+            for file in made.files:
+                try:
+                    left += _undo_one(run, file)
+                except (LionwtError, OSError) as failure:
+                    left.append(f"{file.worker_id}: {failure}")
+    else:
+        for file in made.files:
+            run.store.forget(file.worker_id)
+    for path in sorted(made.directories, reverse=True):  # the deepest first
         with contextlib.suppress(OSError):
             path.rmdir()
-    trash.clear(run)
+    if made.parents:
+        left += trash.clear(run)
+    return left
+
+
+def _undo_one(run: Run, file: LeaseFile) -> tuple[str, ...]:
+    removal = undo_allocation(run, file)
+    if removal.worktree_removed and removal.branch_deleted:
+        run.store.forget(file.worker_id)
+    else:
+        run.store.write(ended(_as_stored(run, file), removal, "lease"))
+    return removal.errors
+
+
+def _as_stored(run: Run, file: LeaseFile) -> LeaseFile:
+    """``file`` with the serial that the last write of this call gave it."""
+    try:
+        return file.model_copy(update={"serial": run.lease(file.worker_id).serial})
+    except LionwtError:
+        return file
 
 
 def undo_allocation(run: Run, file: LeaseFile) -> worktree.Removal:

@@ -20,7 +20,7 @@ def clear(run: Run) -> list[str]:
     """Empty the trash and drop what is empty then; returns what could not be deleted."""
     errors = _empty(run.main_worktree)
     with run.registration():
-        _tidy(run.main_worktree)
+        _tidy(run.main_worktree, run.file.run_id)
     return errors
 
 
@@ -28,12 +28,15 @@ def _empty(main_worktree: Path) -> list[str]:
     """Delete what lies in the trash; returns what could not be deleted, and why."""
     trash = names.worktrees_root(main_worktree) / ".trash"
     errors: list[str] = []
-    if trash.is_symlink():
-        return [f"{trash} is a symbolic link; it was left as it is"]
+    for place in (trash.parent, trash):
+        if place.is_symlink():
+            return [f"{place} is a symbolic link; it was left as it is"]
     try:
         entries = os.listdir(trash)
     except FileNotFoundError:
         return []
+    except OSError as error:
+        return [f"{trash}: {error.strerror}; it was left as it is"]
     for entry in entries:
         try:
             _delete_tree(trash / entry)
@@ -44,10 +47,12 @@ def _empty(main_worktree: Path) -> list[str]:
     return errors
 
 
-def _tidy(main_worktree: Path) -> None:
+def _tidy(main_worktree: Path, run_id: str) -> None:
     """Drop the directories of lionwt's own that have become empty. Call under the registration lock."""
     root = names.worktrees_root(main_worktree)
-    for directory in (root / ".trash", root / "lionagi", root):
+    for directory in (root / ".trash", root / "lionagi" / run_id, root / "lionagi", root):
+        if os.path.realpath(directory) != str(directory):
+            continue  # nothing is removed through a symbolic link
         try:
             os.rmdir(directory)
         except OSError:

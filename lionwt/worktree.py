@@ -16,11 +16,11 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lionwt import git, names, store
+from lionwt import git, names, repository, store
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
 from lionwt.records import Identity, LeaseFile, RunFile
@@ -36,22 +36,49 @@ def lock_reason(nonce: str) -> str:
 def exclude_worktrees(common_dir: Path) -> None:
     """Keep ``.worktrees`` out of the operator's status: one line, once, in the common exclude."""
     path = common_dir / "info" / "exclude"
+    content = _exclude_content(common_dir)
+    if EXCLUDE_LINE in content.split(b"\n"):
+        return
+    path.parent.mkdir(exist_ok=True)
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
+    separator = b"" if not content or content.endswith(b"\n") else b"\n"
+    store.replace_bytes(path, content + separator + EXCLUDE_LINE + b"\n", mode)
+
+
+def _exclude_content(common_dir: Path) -> bytes:
+    """What the common exclude holds; raises ``path_unsafe`` where lionwt would have to write through a link."""
+    path = common_dir / "info" / "exclude"
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         content = b""
-    if EXCLUDE_LINE in content.splitlines():
-        return
-    if path.is_symlink() or path.parent.is_symlink():
+    linked = path.is_symlink() or path.parent.is_symlink()
+    if linked and EXCLUDE_LINE not in content.split(b"\n"):
         raise LionwtError(
             "path_unsafe",
             f"{path} is a symbolic link, so lionwt does not write it; nothing was made",
             hint=f"add the line {EXCLUDE_LINE.decode()} to it yourself",
         )
-    path.parent.mkdir(exist_ok=True)
-    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
-    separator = b"" if not content or content.endswith(b"\n") else b"\n"
-    store.replace_bytes(path, content + separator + EXCLUDE_LINE + b"\n", mode)
+    return content
+
+
+def check_places(common_dir: Path, main_worktree: Path, run_id: str) -> None:
+    """Refuse, before anything is made, where the worktrees would lie elsewhere or show in the status."""
+    path = main_worktree
+    for part in (".worktrees", "lionagi", run_id):
+        path = path / part
+        if os.path.lexists(path):
+            _require_own_directory(path)
+    _exclude_content(common_dir)
+
+
+def _require_own_directory(path: Path) -> None:
+    if path.is_symlink() or not path.is_dir():
+        raise LionwtError(
+            "path_unsafe",
+            f"{path} is not a directory of its own; nothing was made",
+            hint="move it away: lionwt keeps the worktrees there",
+        )
 
 
 def make_parents(main_worktree: Path, run_id: str) -> Path:
@@ -62,17 +89,40 @@ def make_parents(main_worktree: Path, run_id: str) -> Path:
         try:
             os.mkdir(path)
         except FileExistsError:
-            if path.is_symlink() or not path.is_dir():
-                raise LionwtError(
-                    "path_unsafe",
-                    f"{path} is not a directory of its own; nothing was made",
-                    hint="move it away: lionwt keeps the worktrees there",
-                ) from None
+            _require_own_directory(path)
     return path
 
 
+class BranchesRefused(LionwtError):
+    """The branches were not created, not one of them."""
+
+
+def create_branches(run: RunFile, branches: Sequence[str]) -> None:
+    """Create the workers' branches at the base, all or none.
+
+    Raises :class:`BranchesRefused` when git refused before it made anything: a
+    branch that stands there already is not the caller's to undo.
+    """
+    shared = git.shared(run.common_dir.path)
+    commands = [f"create {names.HEADS}{branch}\0{run.base_sha}\0".encode() for branch in branches]
+    result = git.update_refs(shared, commands)
+    if not result.code:
+        return
+    failure = git.failure(("update-ref",), result)
+    if b"prepare: ok" in result.out:
+        raise failure
+    taken = repository.find_branches(run.common_dir.path, *(names.HEADS + branch for branch in branches))
+    if taken:
+        raise BranchesRefused(
+            "name_taken",
+            f"branch {names.short_branch(next(iter(taken)))!r} was made by somebody else meanwhile; nothing was made",
+            hint="choose another worker id, or look at that branch and rename it",
+        )
+    raise BranchesRefused(failure.code, f"{failure.message}; nothing was made", hint=failure.hint)
+
+
 def register(run: RunFile, worker_id: str, nonce: str) -> Identity:
-    """Register one empty worktree with its branch at the base; returns its identity.
+    """Register one empty worktree on its branch; returns its identity.
 
     Call under the registration lock. On failure the caller undoes it by ``nonce``.
     """
@@ -83,15 +133,12 @@ def register(run: RunFile, worker_id: str, nonce: str) -> Identity:
         "add",
         "--quiet",
         "--no-checkout",
-        "--no-track",
         "--lock",
         "--reason",
         lock_reason(nonce),
-        "-b",
-        names.worker_branch(run.run_id, worker_id),
         "--",
         path,
-        run.base_sha,
+        names.worker_branch(run.run_id, worker_id),
     )
     named = (path / ".git").read_bytes()
     admin = Path(git.text(named[len(b"gitdir: ") :].rstrip(b"\n")))
@@ -118,7 +165,9 @@ def populate(run: RunFile, paths: names.RunPaths, worker_id: str, identity: Iden
     index = Path(identity.admin_dir) / "index"
     private = git.private(paths.git_dir, run.common_dir.path, work_tree=path, index=index)
     private.run("read-tree", "-m", "-u", run.base_sha, timeout=git.CONTENT)
-    copy_index(index, paths.saved_index(worker_id))
+    saved = paths.saved_index(worker_id)
+    copy_index(index, saved)
+    saved.chmod(0o600)
 
 
 def copy_index(source: Path, target: Path) -> None:
@@ -142,7 +191,7 @@ def registrations(common_dir: Path) -> Iterator[Path]:
     """Every admin directory of the repository."""
     try:
         entries = sorted(os.listdir(common_dir / "worktrees"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     for entry in entries:
         yield common_dir / "worktrees" / entry
@@ -213,10 +262,6 @@ def remove(run: RunFile, file: LeaseFile, branch_tip: str | None) -> Removal:
     if not gone:
         errors.append("the branch was kept because the worktree is still there")
     point("teardown.branch_deleted")
-    try:
-        os.rmdir(path.parent)  # the run's directory, when this was its last worktree
-    except OSError:
-        pass
     return Removal(gone and not os.path.lexists(path), deleted, tuple(errors))
 
 
