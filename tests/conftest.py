@@ -7,15 +7,17 @@ the operator's checkout.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 #: The installed command, beside the interpreter that runs the tests.
@@ -176,6 +178,24 @@ class World:
             text=True,
             **options,
         )
+
+    @contextlib.contextmanager
+    def stopped(
+        self, point: str, *arguments: str | os.PathLike[str], cwd: Path | None = None
+    ) -> Iterator[subprocess.Popen[str]]:
+        """The command standing still at the fault point ``point``; ended afterwards, whatever happens.
+
+        ``child.send_signal(signal.SIGCONT)`` lets it go on.
+        """
+        child = self.popen(*arguments, cwd=cwd, env={"LIONWT_FAULT": f"{point}:stop"})
+        try:
+            wait_until(lambda: child.poll() is not None or psutil.Process(child.pid).status() == psutil.STATUS_STOPPED)
+            assert child.poll() is None, child.communicate()
+            yield child
+        finally:
+            if child.poll() is None:
+                child.kill()
+            child.communicate()
 
     def environment(self, extra: dict[str, str | None] | None = None) -> dict[str, str]:
         merged: dict[str, str | None] = {**self.env, **(extra or {})}
