@@ -75,7 +75,7 @@ def promote(
     narrower, ``lease_unknown``; what happens to a single candidate is in the
     answer.
     """
-    asked = _asked(run, policy)
+    asked = asked_policy(run, policy)
     files, ambiguous = run.store.leases(run.file)
     known = {file.worker_id: file for file in files}
     for worker_id in workers:
@@ -95,7 +95,8 @@ def promote(
     return asked, completion
 
 
-def _asked(run: Run, policy: CompletionPolicy | None) -> CompletionPolicy:
+def asked_policy(run: Run, policy: CompletionPolicy | None) -> CompletionPolicy:
+    """The pinned policy, or the narrower one; raises ``policy_mismatch`` for a wider one."""
     pinned = run.file.policy.completion
     if policy is None or policy == pinned:
         return pinned

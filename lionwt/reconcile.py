@@ -37,7 +37,7 @@ from lionwt import (
     worktree,
 )
 from lionwt.errors import CODES, LionwtError, worst
-from lionwt.records import Evidence, LeaseFile, Outcome, WorkerWorktreeRecord
+from lionwt.records import CompletionPolicy, Evidence, LeaseFile, Outcome, WorkerWorktreeRecord
 from lionwt.session import Run, promotion_lock
 from lionwt.store import make_private_dir
 
@@ -101,13 +101,17 @@ class Seen:
         return self.file.worker_id
 
 
-def reconcile(run: Run, *, takeover: bool = False, dry_run: bool = False) -> Reconciliation:
+def reconcile(
+    run: Run, *, takeover: bool = False, dry_run: bool = False, completion: CompletionPolicy | None = None
+) -> Reconciliation:
     """Bring every lease of a run to a truthful end.
 
-    Raises ``owner_alive`` and ``worker_alive`` unless ``takeover``;
+    ``completion`` narrows the pinned policy for frozen candidates. Raises
+    ``policy_mismatch`` where it would widen it, ``owner_alive`` and ``worker_alive`` unless ``takeover``;
     ``repository_moved`` came before. With ``dry_run`` nothing is changed and
     ``steps`` says what would be.
     """
+    promote.asked_policy(run, completion)
     found = Reconciliation()
     files, ambiguous = run.store.leases(run.file)
     found.findings += [Finding(torn.error.code, torn.error.message, torn.worker_id) for torn in ambiguous]
@@ -123,7 +127,7 @@ def reconcile(run: Run, *, takeover: bool = False, dry_run: bool = False) -> Rec
     if dry_run:
         found.records = [entry.file.record for entry in seen if entry.file.record is not None]
         return found
-    _carry_out(run, work, found)
+    _carry_out(run, work, found, completion)
     worked_on = {step.worker_id for step in found.steps}
     for entry in seen:
         file = run.lease(entry.worker_id) if entry.worker_id in worked_on else entry.file
@@ -267,7 +271,12 @@ def _require_abandoned(run: Run, files: list[LeaseFile], takeover: bool) -> None
             raise processes.alive(file.worker_id, alive[file.worker_id], "still works in the lease")
 
 
-def _carry_out(run: Run, work: list[tuple[Seen, Step, Action | None]], found: Reconciliation) -> None:
+def _carry_out(
+    run: Run,
+    work: list[tuple[Seen, Step, Action | None]],
+    found: Reconciliation,
+    completion_policy: CompletionPolicy | None,
+) -> None:
     """Do the steps: ended leases and half-done verbs first, then landings, then completions in order."""
     if any(entry.file.intent is not None and entry.file.intent.kind == "promote" for entry, _, _ in work):
         _settle(run, work, found)
@@ -285,7 +294,7 @@ def _carry_out(run: Run, work: list[tuple[Seen, Step, Action | None]], found: Re
     frozen = [entry.worker_id for entry, _, action in work if action is None and entry.worker_id not in done]
     frozen = [worker_id for worker_id in frozen if run.lease(worker_id).record is None]
     if frozen:
-        _, completion = promote.promote(run, frozen)
+        _, completion = promote.promote(run, frozen, completion_policy)
         found.pending += completion.pending
         for worker_id in frozen:
             with run.locked(worker_id):

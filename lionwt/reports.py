@@ -258,6 +258,8 @@ def _record_lines(run: Run, file: LeaseFile) -> list[Line]:
         "retained": f"needs a person; its worktree is kept until {_time(record.retention_until)}",
         "teardown_failed": f"{outcome.status if outcome else 'ended'}, but not removed whole",
     }[record.status]
+    if record.status == "discarded" and not record.patch_ref and any(step.state == "running" for step in file.history):
+        what = "its worktree was gone, so there was nothing to capture"
     if record.status == "discarded" and outcome is not None and outcome.empty:
         what = "changed nothing"
     lines = [Line(f"{record.lease.worker_id}: {record.status}, {what}", _MOODS.get(record.status, "bad"))]
