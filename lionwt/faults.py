@@ -3,8 +3,8 @@
 A durable step is worth nothing until it has been interrupted. Each has a name
 in :data:`POINTS`; ``LIONWT_FAULT=<name>:<action>[:<nth>]`` makes the n-th pass
 through it ``kill`` (SIGKILL to itself), ``raise``, ``nospace`` (ENOSPC) or
-``stop`` (SIGSTOP, until somebody continues it). Without that variable a point
-costs one dictionary look-up.
+``stop`` (SIGSTOP, until somebody continues it); several are joined by commas.
+Without that variable a point costs one dictionary look-up.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ POINTS: Final = (
     "promote.landed",
     "teardown.intended",
     "teardown.trashed",
+    "teardown.set_aside",
     "teardown.retired",
     "teardown.branch_deleted",
     "teardown.recorded",
@@ -51,8 +52,8 @@ def point(name: str) -> None:
     wanted = os.environ.get("LIONWT_FAULT")
     if not wanted:
         return
-    parts = wanted.split(":")
-    if parts[0] != name:
+    parts = next((parts for entry in wanted.split(",") if (parts := entry.split(":"))[0] == name), None)
+    if parts is None:
         return
     _passed[name] = _passed.get(name, 0) + 1
     if len(parts) > 2 and _passed[name] != int(parts[2]):
