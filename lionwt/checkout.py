@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lionwt import evidence, git, history, names, worktree
+from lionwt import evidence, git, history, names, store, worktree
 from lionwt.capture import GITLINK, SYMLINK, Entry
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.evidence import Change
+from lionwt.records import LeaseFile
 from lionwt.session import Run
 from lionwt.store import sync_dir
 
@@ -63,6 +64,12 @@ class Checkout:
         """Raise ``checkout_blocked`` unless the checkout is quietly on the target, and it alone."""
         target = self.run.file.target
         short = names.short_branch(target)
+        # First, because an operation in progress detaches HEAD, and a switch would be the wrong advice.
+        if running := history.in_progress(self.git_dir):
+            raise blocked(
+                f"{self.root} is in the middle of {' and '.join(running)}",
+                f"finish or abort it (git -C {self.root} status says how), then promote again",
+            )
         head = self.shared().run("symbolic-ref", "--quiet", "HEAD", ok=(0, 1))
         on = git.text(head.out).strip()
         if head.code:
@@ -71,11 +78,10 @@ class Checkout:
             raise blocked(
                 f"{self.root} is on {names.short_branch(on)!r}, not {short!r}", f"git -C {self.root} switch {short}"
             )
-        if running := history.in_progress(self.git_dir):
-            raise blocked(f"{self.root} is in the middle of {' and '.join(running)}", "finish or abort it")
         if others := self._elsewhere():
             raise blocked(
-                f"{short!r} is checked out in {others[0]} as well", f"switch that worktree to another branch: {others}"
+                f"{short!r} is checked out in {' and '.join(others)} as well",
+                f"switch to another branch there: git -C {others[0]} switch BRANCH",
             )
 
     def _elsewhere(self) -> list[str]:
@@ -89,31 +95,78 @@ class Checkout:
         # git lists the main worktree of a submodule under its git directory.
         return [path for path in found if os.path.realpath(path) != str(self.git_dir)]
 
-    def take_index(self) -> IndexLock:
-        """Take the index's lock and copy the index beside it; raises ``checkout_blocked``."""
+    def take_index(self, file: LeaseFile) -> IndexLock:
+        """Take the index's lock for a lease and copy the index beside it; raises ``checkout_blocked``.
+
+        The lock appears with its owner's name in it, so that one which was left
+        before any intent was on disk can be told from a git's, and removed.
+        """
+        for leftover in self.git_dir.glob("lionwt-*.index.new"):
+            leftover.unlink(missing_ok=True)
+        copy = self.git_dir / f"lionwt-{os.urandom(6).hex()}.index"
+        stamp = b"lionwt %s %s\n" % (os.fsencode(copy.name), os.fsencode(file.lease.state_path))
+        made = Path(f"{copy}.new")
         deadline = time.monotonic() + INDEX_WAIT
-        while True:
-            try:
-                fd = os.open(self.lock_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-                break
-            except FileExistsError:
+        try:
+            with open(made, "xb") as out:
+                out.write(stamp)
+            inode = made.stat().st_ino
+            while not self._link(made):
+                if self._abandoned():
+                    continue
                 if time.monotonic() >= deadline:
                     raise blocked(
                         f"{self.lock_path} is there: a git works in the checkout, or one died in it",
                         f"wait for it; if no git runs there, remove that file: rm {self.lock_path}",
-                    ) from None
+                    )
                 time.sleep(0.05)
-            except OSError as error:
-                raise from_os_error(error, f"locking the index of {self.root}") from error
-        inode = os.fstat(fd).st_ino
-        os.close(fd)
-        lock = IndexLock(self.lock_path, inode, self.git_dir / f"lionwt-{os.urandom(6).hex()}.index")
+        except OSError as error:
+            raise from_os_error(error, f"locking the index of {self.root}") from error
+        finally:
+            made.unlink(missing_ok=True)
+        lock = IndexLock(self.lock_path, inode, copy)
         try:
             self.copy_index(lock.copy)
         except BaseException:
             self.give_back(lock)
             raise
         return lock
+
+    def _link(self, made: Path) -> bool:
+        try:
+            os.link(made, self.lock_path)
+        except FileExistsError:
+            return False
+        return True
+
+    def _abandoned(self) -> bool:
+        """Remove a lock of lionwt's own that no landing accounts for; True when there was one.
+
+        Under the promotion lock nobody else is landing here. A landing that was
+        begun by another run has its intent on disk, and its lock stays.
+        """
+        try:
+            inode = self.lock_path.lstat().st_ino
+            with open(self.lock_path, "rb") as file:
+                word, _, rest = file.read(8192).partition(b" ")
+        except OSError:
+            return False
+        name, _, state_path = rest.rstrip(b"\n").partition(b" ")
+        if word != b"lionwt" or not name.startswith(b"lionwt-") or b"/" in name:
+            return False
+        owner = Path(os.fsdecode(state_path))
+        try:
+            intent = store.read_json(owner).get("intent") or {}
+        except FileNotFoundError:
+            intent = {}
+        if (intent.get("landing") or {}).get("index_lock") == inode:
+            raise blocked(
+                f"a landing of {owner.stem!r} was interrupted and its index lock is still in {self.root}",
+                f"finish it first: lionwt reconcile {owner.parent.parent}",
+            )
+        copy = self.git_dir / os.fsdecode(name)
+        self.give_back(IndexLock(self.lock_path, inode, copy))
+        return True
 
     def copy_index(self, copy: Path) -> None:
         """Copy the index beside itself, with all that git needs to read the copy elsewhere."""
@@ -127,8 +180,20 @@ class Checkout:
 
     def give_back(self, lock: IndexLock) -> None:
         """Undo :meth:`take_index`: nothing of the checkout has been touched."""
-        for path in (lock.copy, Path(f"{lock.copy}.lock"), lock.path):
+        for path in (lock.copy, Path(f"{lock.copy}.lock")):
             path.unlink(missing_ok=True)
+        self.release(lock)
+
+    def release(self, lock: IndexLock) -> None:
+        """Remove the lock, if it is still the one that was taken."""
+        if self.holds(lock):
+            lock.path.unlink(missing_ok=True)
+
+    def holds(self, lock: IndexLock) -> bool:
+        try:
+            return lock.path.lstat().st_ino == lock.inode
+        except FileNotFoundError:
+            return False
 
     def require_clear(self, lock: IndexLock, expected: str, merge: str) -> None:
         """Raise ``checkout_blocked`` when an operator's file is in the way of the merge."""
@@ -185,17 +250,27 @@ class Checkout:
         return self.repair(lock, expected, merge, keep_fd)
 
     def install(self, lock: IndexLock) -> None:
-        """Make the updated copy the index, and release the lock by the same rename as git does."""
+        """Make the updated copy the index, and only then release the lock.
+
+        The lock keeps its inode to the end: whatever is found at its path after
+        a crash is the journalled one, or it is not lionwt's.
+        """
+        if not self.holds(lock):
+            lock.copy.unlink(missing_ok=True)
+            raise LionwtError(
+                "checkout_behind",
+                f"landed, but {lock.path} was taken away meanwhile, so the index of {self.root} was left as it is",
+                hint="promote again: that brings the checkout forward",
+            )
         if lock.copy.exists():
             fd = os.open(lock.copy, os.O_RDONLY)
             try:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-            os.rename(lock.copy, lock.path)
-            os.rename(lock.path, self.index)
-        else:
-            lock.path.unlink(missing_ok=True)
+            os.rename(lock.copy, self.index)
+            sync_dir(self.git_dir)
+        self.release(lock)
         sync_dir(self.git_dir)
 
     def repair(self, lock: IndexLock, expected: str, merge: str, keep_fd: int, head: str | None = None) -> list[str]:
@@ -243,7 +318,7 @@ class Checkout:
         self, changes: Sequence[Change], held: dict[bytes, tuple[Entry, bool]]
     ) -> tuple[list[Change], list[bytes]]:
         """The changes whose file may be written, and the paths that hold something of the operator's."""
-        with self.run.scratch("repair") as scratch:
+        with self.run.scratch(".repair") as scratch:
             as_old = self._matching(scratch, [(change.path, change.old) for change in changes])
             as_new = self._matching(scratch, [(change.path, change.new) for change in changes])
             unknown = [change for change in changes if change.path not in as_old and change.path not in as_new]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lionwt import git, names, repository, store
-from lionwt.checkout import Checkout
+from lionwt.checkout import Checkout, IndexLock
 from lionwt.errors import LionwtError
 from lionwt.faults import point
 from lionwt.records import Intent, Landing, LeaseFile, Outcome
@@ -34,7 +34,7 @@ class Conflict:
 
 def merge(run: Run, file: LeaseFile, expected: str, candidate: str) -> tuple[str, Conflict | None]:
     """The tree of ``expected`` and ``candidate`` merged, or the conflict, written down as evidence."""
-    with run.scratch("merge") as scratch:
+    with run.scratch(".merge") as scratch:
         _gather_attributes(run, expected, scratch / "tree")
         private = git.private(run.paths.git_dir, run.common_dir, work_tree=scratch / "tree", index=scratch / "index")
         result = private.run(
@@ -103,10 +103,10 @@ def land(run: Run, file: LeaseFile, expected: str, tree: str, lock_fd: int) -> L
     checkout.require_on_target()
     candidate = file.evidence.commit
     commit = run.commit_tree(tree, [expected, candidate], _message(run, file))
-    lock = checkout.take_index()
-    point("promote.index_locked")
-    intended = False
+    lock = checkout.take_index(file)
+    has_moved = False
     try:
+        point("promote.index_locked")
         checkout.require_clear(lock, expected, commit)
         landing = Landing(
             expected=expected,
@@ -118,23 +118,30 @@ def land(run: Run, file: LeaseFile, expected: str, tree: str, lock_fd: int) -> L
         )
         lease = file.lease.model_copy(update={"expected_target_sha": expected})
         intent = Intent(kind="promote", at=time.time(), nonce=os.urandom(8).hex(), landing=landing)
-        file = run.store.write(file.model_copy(update={"lease": lease, "intent": intent}))
-        intended = True
+        journalled = run.store.write(file.model_copy(update={"lease": lease, "intent": intent}))
         point("promote.intended")
-    finally:
-        if not intended:
-            checkout.give_back(lock)
+        with held_back():
+            _move(run, expected, commit, lock_fd)
+            has_moved = True
+            point("promote.moved")
+            left = checkout.forward(lock, expected, commit, lock_fd)
+            point("promote.updated")
+            checkout.install(lock)
+            point("promote.index_renamed")
+            return landed(run, journalled, landing, left)
+    except BaseException:
+        if not has_moved:
+            _take_back(run, file, checkout, lock)
+        raise
+
+
+def _take_back(run: Run, before: LeaseFile, checkout: Checkout, lock: IndexLock) -> None:
+    """Undo a landing whose target has not moved: the intent first, for the lock says whose it is."""
     with held_back():
-        if not _move(run, expected, commit, lock_fd):
-            checkout.give_back(lock)
-            run.store.write(file.model_copy(update={"intent": None}))
-            raise moved(run, expected)
-        point("promote.moved")
-        left = checkout.forward(lock, expected, commit, lock_fd)
-        point("promote.updated")
-        checkout.install(lock)
-        point("promote.index_renamed")
-        return landed(run, file, landing, left)
+        now = run.lease(before.worker_id)
+        if now.intent is not None:
+            run.store.write(before.model_copy(update={"serial": now.serial}))
+        checkout.give_back(lock)
 
 
 def landed(run: Run, file: LeaseFile, landing: Landing, left: list[str]) -> LeaseFile:
@@ -155,20 +162,24 @@ def landed(run: Run, file: LeaseFile, landing: Landing, left: list[str]) -> Leas
     return written
 
 
-def _move(run: Run, expected: str, commit: str, lock_fd: int) -> bool:
-    """Compare-and-swap the target; False when it was not ``expected``. Decided by a look, not by words."""
-    checkout = Checkout(run)
-    git_ = checkout.shared().keeping(lock_fd)
+def _move(run: Run, expected: str, commit: str, lock_fd: int) -> None:
+    """Compare-and-swap the target. What became of it is decided by a look, not by words."""
+    git_ = Checkout(run).shared().keeping(lock_fd)
     reflog = f"lionwt promote {run.file.run_id}"
-    result = git_.run("update-ref", "--no-deref", "-m", reflog, run.file.target, commit, expected, ok=(0, 1, 128))
-    if result.code == 0:
-        return True
-    now = target_head(run)
-    if now == commit:
-        return True
-    if now == expected:
-        raise git.failure(["update-ref"], result)
-    return False
+    try:
+        git_.run("update-ref", "--no-deref", "-m", reflog, run.file.target, commit, expected)
+    except LionwtError as error:
+        now = target_head(run)
+        if now == commit:
+            return
+        if now != expected:
+            raise moved(run, expected) from error
+        raise LionwtError(
+            error.code,
+            f"{names.short_branch(run.file.target)!r} could not be moved; nothing was landed and the checkout "
+            f"is as it was: {error.message}",
+            hint=error.hint or "clear what git names, then promote again",
+        ) from error
 
 
 def target_head(run: Run) -> str | None:
@@ -179,13 +190,16 @@ def target_head(run: Run) -> str | None:
 
 def moved(run: Run, expected: str) -> LionwtError:
     """The error of a target that is not where this run left it."""
-    now = target_head(run) or "gone"
+    found = repository.find_branches(str(run.common_dir), run.file.target).get(run.file.target)
+    now = "gone" if found is None else f"at {found.oid}"
+    if found is not None and found.symref:
+        now = f"a symbolic ref to {found.symref} now"
     short = names.short_branch(run.file.target)
     return LionwtError(
         "target_moved",
         f"{short!r} is {now}, but this run left it at {expected}; nothing was landed",
         hint=f"the patch is kept; apply it yourself where it belongs, or lease anew from {short!r}",
-        diagnostics={"expected": expected, "found": now},
+        diagnostics={"expected": expected, "found": found.oid if found is not None else None},
     )
 
 

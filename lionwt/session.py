@@ -70,8 +70,17 @@ class Run:
 
     @contextlib.contextmanager
     def scratch(self, name: str) -> Iterator[Path]:
-        """A directory of lionwt's own beside the private git directory, gone afterwards."""
-        path = Path(tempfile.mkdtemp(prefix=f"{name}~", dir=self.paths.git_dir / "lionwt"))
+        """A directory of lionwt's own beside the private git directory, gone afterwards.
+
+        ``name`` is a worker id, held under that lease's lock, or begins with a
+        dot and is used under the promotion lock: so whoever makes one is alone
+        with the name, and what lies there was left by the dead.
+        """
+        where = self.paths.git_dir / "lionwt"
+        for leftover in where.glob(f"{name}~????????"):
+            if leftover.is_dir() and not leftover.is_symlink():
+                shutil.rmtree(leftover, ignore_errors=True)
+        path = Path(tempfile.mkdtemp(prefix=f"{name}~", dir=where))
         try:
             yield path
         finally:

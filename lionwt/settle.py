@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lionwt import git, landing, teardown
-from lionwt.checkout import Checkout, IndexLock, blocked
+from lionwt.checkout import Checkout, IndexLock
 from lionwt.records import Landing, LeaseFile, Outcome
 from lionwt.session import Run
 
@@ -39,7 +39,7 @@ def one_landing(run: Run, file: LeaseFile, lock_fd: int) -> LeaseFile:
     intended = file.intent.landing
     head = landing.target_head(run)
     if head is not None and _descends(run, head, intended.merge):
-        left = _bring_forward(run, intended, head, lock_fd)
+        left = _bring_forward(run, file, intended, head, lock_fd)
         return landing.landed(run, file, intended, left)
     if head == intended.expected and not _was_target(run, intended.merge):
         _drop_lock(run, intended)
@@ -70,44 +70,37 @@ def _was_target(run: Run, merge: str) -> bool:
     return merge in git.text(logged.out).split()
 
 
-def _bring_forward(run: Run, intended: Landing, head: str, lock_fd: int) -> list[str]:
+def _bring_forward(run: Run, file: LeaseFile, intended: Landing, head: str, lock_fd: int) -> list[str]:
     """Finish the checkout's update, on that merge's paths only."""
     checkout = Checkout(run)
     on = checkout.shared().run("symbolic-ref", "--quiet", "HEAD", ok=(0, 1))
     if git.text(on.out).strip() != run.file.target:
         _drop_lock(run, intended)
         return []  # the operator has gone elsewhere; git brought that checkout there
-    lock = _adopt_lock(checkout, intended)
-    if lock is None:
-        return []
+    lock = _adopt_lock(checkout, intended, file)
     # Should this fail, the lock stays: git must refuse until it is finished.
     left = checkout.repair(lock, intended.expected, intended.merge, lock_fd, head)
     checkout.install(lock)
     return left
 
 
-def _adopt_lock(checkout: Checkout, intended: Landing) -> IndexLock | None:
-    """The index lock that the dead coordinator left, or a new one; None when the index is finished."""
+def _adopt_lock(checkout: Checkout, intended: Landing, file: LeaseFile) -> IndexLock:
+    """The index lock that the dead coordinator left, or a new one where it left none."""
     copy = checkout.git_dir / (intended.scratch or "none")
     Path(f"{copy}.lock").unlink(missing_ok=True)
     try:
         inode = checkout.lock_path.lstat().st_ino
     except FileNotFoundError:
         copy.unlink(missing_ok=True)
-        return checkout.take_index()
+        return checkout.take_index(file)
     if inode == intended.index_lock:
         copy.unlink(missing_ok=True)
         lock = IndexLock(checkout.lock_path, inode, copy)
         checkout.copy_index(copy)
         return lock
-    if not copy.exists():
-        # The finished copy had already replaced the lock: one rename was left.
-        checkout.lock_path.rename(checkout.index)
-        return None
-    raise blocked(
-        f"{checkout.lock_path} is not the one lionwt left: another git works in the checkout",
-        f"wait for it; if no git runs there, remove that file: rm {checkout.lock_path}",
-    )
+    # Somebody removed the lock, and a git has taken its own.
+    copy.unlink(missing_ok=True)
+    return checkout.take_index(file)
 
 
 def _drop_lock(run: Run, intended: Landing) -> None:
