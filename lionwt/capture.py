@@ -78,6 +78,7 @@ class Capturer:
 
     def __init__(self, run: RunFile, paths: names.RunPaths, file: LeaseFile, identity: Identity, scratch: Path) -> None:
         self.root = file.lease.worktree_path
+        self.admin_dir = Path(identity.admin_dir)
         self.run = run
         self.index = scratch / "index"
         self.git = git.private(paths.git_dir, run.common_dir.path, work_tree=self.root, index=self.index)
@@ -249,6 +250,8 @@ class Capturer:
         return entries
 
     def _worker_index(self) -> _WorkerIndex:
+        if not self.admin_dir.exists():
+            return _WorkerIndex(frozenset(), frozenset(), (), ())  # somebody removed the registration
         listed = self.worker_git.run("ls-files", "-z", "-s", "-v", ok=(0, 128), timeout=git.CONTENT)
         if listed.code:
             raise LionwtError(

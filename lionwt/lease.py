@@ -429,7 +429,7 @@ def _reserve(run: Run, request: Request, made: _Made) -> None:
     _check_free(run, request)
     pinned = run.file
     now = time.time()
-    for worker_id in request.workers:
+    for position, worker_id in enumerate(request.workers):
         lease = WorkerWorktreeLease(
             run_id=pinned.run_id,
             session_id=pinned.session_id,
@@ -441,7 +441,8 @@ def _reserve(run: Run, request: Request, made: _Made) -> None:
             worktree_path=names.worktree_path(run.main_worktree, pinned.run_id, worker_id),
             artifact_path=run.paths.artifacts(worker_id),
             state_path=run.paths.lease_file(worker_id),
-            created_at=now,
+            # A microsecond apart, so that they are landed in the order in which they were named.
+            created_at=now + position * 1e-6,
         )
         # Read as stored: a run's policy was resolved when it was opened, and outlives its own expiry.
         file = LeaseFile.model_validate(

@@ -45,7 +45,8 @@ def finish(run: Run, file: LeaseFile) -> LeaseFile:
         if retained is not None:
             return retained
         outcome = _outcome(file).model_copy(update={"status": "needs_resolution"})
-        file = file.noting("retention_refused", "the worktree or branch was gone, so nothing could be retained")
+        why = "the worktree or branch was gone, or the time of its retention had passed, so nothing was retained"
+        file = file.noting("retention_refused", why)
         file = run.store.write(file.model_copy(update={"outcome": outcome}))
     file, errors = _save_late_work(run, file)
     if errors:
@@ -56,14 +57,22 @@ def finish(run: Run, file: LeaseFile) -> LeaseFile:
             removal = worktree.remove(run.file, file, tip)
     written = run.store.write(_recorded(file, removal))
     point("teardown.recorded")
-    run.paths.saved_index(file.worker_id).unlink(missing_ok=True)
+    clean(run, written)
     trash.clear(run)
     return written
+
+
+def clean(run: Run, file: LeaseFile) -> None:
+    """Drop what only a lease with a worktree needs; safe to repeat."""
+    if file.record is not None and file.record.worktree_removed:
+        run.paths.saved_index(file.worker_id).unlink(missing_ok=True)
 
 
 def _retain(run: Run, file: LeaseFile) -> LeaseFile | None:
     """The record of a retained worktree, only after confirming that worktree and branch are there."""
     branch = names.HEADS + file.lease.branch_name
+    if file.policy.retention_until is None or file.policy.retention_until <= time.time():
+        return None
     stands = file.identity is not None and worktree.is_leased_directory(file.lease.worktree_path, file.identity)
     if not stands or branch not in repository.find_branches(str(run.common_dir), branch):
         return None
@@ -118,8 +127,6 @@ def _save_late_work(run: Run, file: LeaseFile) -> tuple[LeaseFile, list[str]]:
     path, identity, frozen = file.lease.worktree_path, file.identity, file.evidence
     if identity is None or frozen is None or not worktree.is_leased_directory(path, identity):
         return file, []  # removal looks again, and leaves what is not the lease's
-    if not Path(identity.admin_dir, "HEAD").exists():
-        return file, []  # retired already: the rest of an interrupted removal
     try:
         with run.scratch(file.worker_id) as scratch:
             capture = Capturer(run.file, run.paths, file, identity, scratch).capture()

@@ -13,37 +13,50 @@ import stat
 from pathlib import Path
 
 from lionwt import names
+from lionwt.errors import LionwtError
 from lionwt.session import Run
 
 
 def clear(run: Run) -> list[str]:
-    """Empty the trash and drop what is empty then; returns what could not be deleted."""
-    errors = _empty(run.main_worktree)
-    with run.registration():
-        _tidy(run.main_worktree, run.file.run_id)
-    return errors
+    """Empty the trash and drop what is empty then; returns what could not be deleted, and why.
 
-
-def _empty(main_worktree: Path) -> list[str]:
-    """Delete what lies in the trash; returns what could not be deleted, and why."""
-    trash = names.worktrees_root(main_worktree) / ".trash"
-    errors: list[str] = []
-    for place in (trash.parent, trash):
+    What is listed under the lock has been looked at by whoever moved it there.
+    """
+    root = names.worktrees_root(run.main_worktree)
+    if not os.path.lexists(root):
+        return []
+    for place in (root, root / ".trash"):
         if place.is_symlink():
             return [f"{place} is a symbolic link; it was left as it is"]
     try:
-        entries = os.listdir(trash)
+        with run.registration():
+            entries = _listed(root / ".trash")
+        errors = _delete(entries)
+        with run.registration():
+            _tidy(run.main_worktree, run.file.run_id)
+    except OSError as error:
+        return [f"{root / '.trash'}: {error.strerror}; it was left as it is"]
+    except LionwtError as error:
+        return [error.message]  # another time then
+    return errors
+
+
+def _listed(trash: Path) -> list[Path]:
+    try:
+        return [trash / entry for entry in os.listdir(trash)]
     except FileNotFoundError:
         return []
-    except OSError as error:
-        return [f"{trash}: {error.strerror}; it was left as it is"]
+
+
+def _delete(entries: list[Path]) -> list[str]:
+    errors: list[str] = []
     for entry in entries:
         try:
-            _delete_tree(trash / entry)
+            _delete_tree(entry)
         except FileNotFoundError:
             pass  # another lionwt was quicker
         except OSError as error:
-            errors.append(f"{trash / entry}: {error.strerror}")
+            errors.append(f"{entry}: {error.strerror}")
     return errors
 
 

@@ -253,7 +253,7 @@ def remove(run: RunFile, file: LeaseFile, branch_tip: str | None) -> Removal:
         gone = _to_trash(run, file, errors)
         point("teardown.trashed")
         if gone:
-            gone = _retire(file, errors)
+            gone = _retire(run, file, errors)
             point("teardown.retired")
     except OSError as error:
         errors.append(str(from_os_error(error, f"removing {path}")))
@@ -291,15 +291,23 @@ def _to_trash(run: RunFile, file: LeaseFile, errors: list[str]) -> bool:
     return True
 
 
-def _retire(file: LeaseFile, errors: list[str]) -> bool:
+def _retire(run: RunFile, file: LeaseFile, errors: list[str]) -> bool:
     identity = file.identity
-    admin = Path(identity.admin_dir) if identity else None
-    if admin is None or identity is None or not os.path.lexists(admin):
+    if identity is None:
         return True
-    if admin.is_symlink() or read_nonce(admin) != identity.nonce:
-        errors.append(f"the registration {admin} does not carry this lease; it was left as it is")
-        return False
-    shutil.rmtree(admin)
+    admin = Path(identity.admin_dir)
+    # Out of git's sight by one rename: deleted in place, a crash would leave
+    # half a registration that says no longer whose it is.
+    aside = Path(run.common_dir.path, "lionwt", f"retired.{identity.nonce}")
+    if os.path.lexists(admin):
+        if admin.is_symlink() or read_nonce(admin) != identity.nonce:
+            errors.append(f"the registration {admin} does not carry this lease; it was left as it is")
+            return False
+        os.rename(admin, aside)
+        store.sync_dir(admin.parent)
+        point("teardown.set_aside")
+    if os.path.lexists(aside):
+        shutil.rmtree(aside)
     try:
         os.rmdir(admin.parent)
     except OSError:
