@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lionwt import evidence, landing, locks, names, processes, repository, settle, teardown
-from lionwt.errors import LionwtError, worst
+from lionwt import evidence, landing, lease, locks, names, processes, repository, settle, teardown
+from lionwt.errors import LionwtError, from_os_error, worst
 from lionwt.records import CompletionPolicy, LeaseFile, Outcome, WorkerWorktreeRecord
 from lionwt.session import Run, promotion_lock
 
@@ -56,7 +56,7 @@ def exit_of(file: LeaseFile, asked: CompletionPolicy) -> int:
     if outcome.status == "promoted":
         return 4 if outcome.code else 0
     if outcome.status == "discarded":
-        landing_asked = asked == "merge_validated" and not outcome.empty
+        landing_asked = asked == outcome.policy == "merge_validated" and not outcome.empty
         return 3 if landing_asked else 0
     if outcome.code == "predecessor_failed":
         return 3
@@ -92,6 +92,9 @@ def promote(
             _complete_one(run, worker_id, asked, policy, lock_timeout, completion, bool(workers))
         except LionwtError as error:
             completion.pending.append(Pending(worker_id, error))
+            if error.code == "lock_timeout":
+                lock_timeout = 0.0  # the wait is for the command, not for each worker
+    lease.clear_trash(run)
     return asked, completion
 
 
@@ -138,7 +141,9 @@ def _complete_one(
 ) -> None:
     known = run.lease(worker_id)
     if known.record is not None:
-        _refuse_other_policy(known, asked)
+        if named:
+            _refuse_other_policy(known, explicit)
+        teardown.clean(run, known)
         completion.files.append(known)
         completion.records.append(known.record)
         return
@@ -146,10 +151,12 @@ def _complete_one(
         pending = Pending(worker_id, _not_frozen(run, known))
         (completion.pending if named else completion.not_ready).append(pending)
         return
-    if asked == "patch_only" and known.intent is None:
+    done = None
+    if asked == "patch_only":
         with run.locked(worker_id, lock_timeout) as file:
-            done = _keep_patch(run, file)
-    else:
+            if file.intent is None or file.intent.kind != "promote":
+                done = _keep_patch(run, file)
+    if done is None:  # a landing, also one that was begun and has to be settled first
         with (
             locks.held(promotion_lock(run.common_dir), "promotion", lock_timeout) as lock_fd,
             run.locked(worker_id, lock_timeout) as file,
@@ -160,13 +167,13 @@ def _complete_one(
     completion.records.append(done.record)
 
 
-def _refuse_other_policy(file: LeaseFile, asked: CompletionPolicy) -> None:
-    narrowed = file.outcome is not None and file.outcome.policy != asked
-    if narrowed and file.policy.completion == asked:
+def _refuse_other_policy(file: LeaseFile, explicit: CompletionPolicy | None) -> None:
+    asked = explicit or file.policy.completion
+    if file.outcome is not None and file.outcome.policy != asked:
         raise LionwtError(
             "already_done",
-            f"worker {file.worker_id!r} was completed as {file.outcome.policy if file.outcome else ''}; "
-            "it cannot be landed any more; nothing was changed",
+            f"worker {file.worker_id!r} was completed as {file.outcome.policy}, so it cannot be completed as {asked} "
+            "any more; nothing was changed",
             hint="its patch is kept as evidence",
         )
 
@@ -230,9 +237,7 @@ def _decide(run: Run, file: LeaseFile, lock_fd: int) -> LeaseFile:
             )
         repository.require_safe_config(run.file)
         _require_predecessors(run, file)
-        repository.require_unprotected(
-            run.file.target, [*run.file.protected, *repository.default_branches(str(run.common_dir))]
-        )
+        _require_unprotected(run, file)
         expected = expected_head(run)
         if landing.target_head(run) != expected:
             raise landing.moved(run, expected)
@@ -325,12 +330,17 @@ def _broken_evidence(run: Run, file: LeaseFile) -> LionwtError | None:
         path = Path(run.paths.artifact_root, ref)
         try:
             found, _ = evidence.sha256_of(path)
-        except OSError as error:
+        except (FileNotFoundError, NotADirectoryError):
             return LionwtError(
                 "patch_missing",
-                f"the frozen {path.name} of {file.worker_id!r} is gone ({error}); nothing was landed",
-                hint="what is left of the evidence lies in the same directory",
+                f"the frozen {path.name} of {file.worker_id!r} is gone; nothing was landed",
+                hint=f"what is left of the evidence lies in {path.parent}",
             )
+        except OSError as error:
+            if path.is_file() and not path.is_symlink():
+                doing = f"reading {path} (nothing was changed and the candidate stays frozen)"
+                raise from_os_error(error, doing) from error
+            found = "not a regular file"
         if found != wanted:
             return LionwtError(
                 "patch_changed",
@@ -338,6 +348,21 @@ def _broken_evidence(run: Run, file: LeaseFile) -> LionwtError | None:
                 hint=f"look at {path}: it is not what was frozen",
             )
     return None
+
+
+def _require_unprotected(run: Run, file: LeaseFile) -> None:
+    """The fence as it stands today (ADR-0091 A1.3); the candidate stays frozen."""
+    try:
+        repository.require_unprotected(
+            run.file.target, [*run.file.protected, *repository.default_branches(str(run.common_dir))]
+        )
+    except LionwtError as error:
+        raise LionwtError(
+            error.code,
+            f"{names.short_branch(run.file.target)!r} has become a protected branch, which is never the target of a "
+            "landing; nothing was changed and the candidate stays frozen",
+            hint=f"keep it as a patch: lionwt promote {run.file.run_id} {file.worker_id} --policy patch_only",
+        ) from error
 
 
 def _require_predecessors(run: Run, file: LeaseFile) -> None:
