@@ -165,7 +165,7 @@ def landed(run: Run, file: LeaseFile, landing: Landing, left: list[str]) -> Leas
 def _move(run: Run, expected: str, commit: str, lock_fd: int) -> None:
     """Compare-and-swap the target. What became of it is decided by a look, not by words."""
     git_ = Checkout(run).shared().keeping(lock_fd)
-    reflog = f"lionwt promote {run.file.run_id}"
+    reflog = f"lionwt promote {run.argument}"
     try:
         git_.run("update-ref", "--no-deref", "-m", reflog, run.file.target, commit, expected)
     except LionwtError as error:

@@ -361,7 +361,7 @@ def _require_unprotected(run: Run, file: LeaseFile) -> None:
             error.code,
             f"{names.short_branch(run.file.target)!r} has become a protected branch, which is never the target of a "
             "landing; nothing was changed and the candidate stays frozen",
-            hint=f"keep it as a patch: lionwt promote {run.file.run_id} {file.worker_id} --policy patch_only",
+            hint=f"keep it as a patch: lionwt promote {run.argument} {file.worker_id} --policy patch_only",
         ) from error
 
 

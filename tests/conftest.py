@@ -93,6 +93,25 @@ class Repo:
     def status(self) -> str:
         return self.git("status", "--porcelain", "--untracked-files=all")
 
+    def merges(self, ref: str = "work") -> list[str]:
+        """The merges on a branch's own line, the newest first."""
+        return self.git("rev-list", "--first-parent", "--merges", ref).split()
+
+    def parents(self, commit: str) -> list[str]:
+        return self.git("rev-list", "--parents", "-1", commit).split()[1:]
+
+    def refs(self) -> str:
+        return self.git("for-each-ref", "--format=%(refname) %(objectname) %(symref)")
+
+    def untouched(self) -> dict[str, tuple[Any, ...]]:
+        """:meth:`snapshot` without lionwt's own refs: what no completion but a landing may change."""
+        own = ("lionwt", os.path.join("heads", "lionagi"))
+        return {
+            name: seen
+            for name, seen in self.snapshot().items()
+            if not name.removeprefix(".git/").removeprefix("logs/").removeprefix("refs/").startswith(own)
+        }
+
     def snapshot(self) -> dict[str, tuple[Any, ...]]:
         """Every file of the checkout and of its git directory that a refusal may not change.
 
@@ -233,16 +252,57 @@ class World:
         for lease in answer.json["leases"]:
             found[lease["worker_id"]] = Repo(Path(lease["worktree_path"]), self.environment())
             if start:
-                assert self.lionwt("start", run, lease["worker_id"]).code == 0
+                self.start_now(lease)
         return found
+
+    def start_now(self, lease: dict[str, Any]) -> None:
+        """Start a worker through the port, in this process: what a set-up needs often and quickly."""
+        import lionwt
+
+        with self._environ():
+            asyncio.run(lionwt.WorktreeCoordinator().mark_running(lionwt.WorkerWorktreeLease.model_validate(lease)))
+
+    def freeze_now(self, run: str, worker: str, *arguments: str) -> None:
+        """Freeze a worker through the port, in this process; ``arguments`` as on the command line."""
+        import lionwt
+        from lionwt import parsing
+
+        validations = tuple(parsing.validation(arg) for arg in arguments if not arg.startswith("--"))
+        lease = lionwt.WorkerWorktreeLease.model_validate(self.lease_file(run, worker)["lease"])
+        with self._environ():
+            asyncio.run(
+                lionwt.WorktreeCoordinator().freeze(
+                    lease,
+                    worker_succeeded=not {"--failed", "--cancelled"} & set(arguments),
+                    cancelled="--cancelled" in arguments,
+                    validations=validations,
+                )
+            )
+
+    @contextlib.contextmanager
+    def _environ(self) -> Iterator[None]:
+        """This process in the test's environment."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in self.env.items():
+                patch.setenv(name, value)
+            yield
 
     def freeze(self, run: str, worker: str, *arguments: str) -> Answer:
         """Freeze as succeeded, unless ``arguments`` say otherwise."""
         verdict = () if {"--failed", "--cancelled", "--succeeded"} & set(arguments) else ("--succeeded",)
         return self.lionwt("freeze", run, worker, "--json", *verdict, *arguments)
 
-    def promote(self, run: str, *arguments: str) -> Answer:
-        return self.lionwt("promote", run, "--json", *arguments)
+    def frozen(self, run: str, workers: dict[str, dict[str, str]], *arguments: str, **options: Any) -> dict[str, Repo]:
+        """Lease, start and freeze workers that each wrote the given files; ``arguments`` go to freeze."""
+        leased = self.lease(run, *workers, **options)
+        for worker, files in workers.items():
+            for name, content in files.items():
+                leased[worker].write(name, content)
+            self.freeze_now(run, worker, *arguments)
+        return leased
+
+    def promote(self, run: str, *arguments: str, **options: Any) -> Answer:
+        return self.lionwt("promote", run, "--json", *arguments, **options)
 
     def state(self, run: str) -> Path:
         return self.lionagi_home / "runs" / run
@@ -251,6 +311,11 @@ class World:
         loaded = json.loads((self.state(run) / "workspaces" / f"{worker}.json").read_bytes())
         assert isinstance(loaded, dict)
         return loaded
+
+    def state_bytes(self, run: str) -> dict[str, bytes]:
+        """Every lease file of a run, and the run's own, as they lie on disk."""
+        files = [*sorted((self.state(run) / "workspaces").glob("*.json")), self.state(run) / "workspaces.json"]
+        return {path.name: path.read_bytes() for path in files}
 
     def record(self, run: str, worker: str) -> dict[str, Any]:
         record = self.lease_file(run, worker)["record"]
