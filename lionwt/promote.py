@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lionwt import evidence, landing, lease, locks, names, processes, repository, settle, teardown
+from lionwt import evidence, landing, locks, names, processes, repository, settle, teardown, trash
 from lionwt.errors import LionwtError, from_os_error, worst
 from lionwt.records import CompletionPolicy, LeaseFile, Outcome, WorkerWorktreeRecord
 from lionwt.session import Run, promotion_lock
@@ -94,7 +94,7 @@ def promote(
             completion.pending.append(Pending(worker_id, error))
             if error.code == "lock_timeout":
                 lock_timeout = 0.0  # the wait is for the command, not for each worker
-    lease.clear_trash(run)
+    trash.clear(run)
     return asked, completion
 
 

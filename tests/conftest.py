@@ -7,6 +7,7 @@ the operator's checkout.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
