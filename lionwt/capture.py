@@ -26,6 +26,8 @@ from lionwt.records import Identity, LeaseFile, RunFile
 GITLINK: Final = "160000"
 SYMLINK: Final = "120000"
 _LOOKS: Final = 6
+#: So many paths may fail one by one before the failure counts as git's own.
+_MOST_REFUSED: Final = 64
 
 
 @dataclass(frozen=True)
@@ -61,16 +63,21 @@ class Capture:
     shadowed: tuple[bytes, ...]
     submodules: tuple[bytes, ...]
     unreadable: tuple[bytes, ...]
+    refused: tuple[bytes, ...]
+    sparse: tuple[bytes, ...]
     unmerged: tuple[bytes, ...]
     flagged: tuple[bytes, ...]
+    index_broken: str | None
 
 
 @dataclass(frozen=True)
 class _WorkerIndex:
-    names: frozenset[bytes]
-    gitlinks: frozenset[bytes]
-    unmerged: tuple[bytes, ...]
-    flagged: tuple[bytes, ...]
+    names: frozenset[bytes] = frozenset()
+    gitlinks: frozenset[bytes] = frozenset()
+    unmerged: tuple[bytes, ...] = ()
+    flagged: tuple[bytes, ...] = ()
+    skipped: dict[bytes, Entry] = field(default_factory=dict)
+    broken: str | None = None
 
 
 class Capturer:
@@ -87,7 +94,7 @@ class Capturer:
         self._allowed: frozenset[bytes] = frozenset()
 
     def capture(self) -> Capture:
-        """Take the worktree; raises ``patch_missing`` and ``worktree_changing``."""
+        """Take the worktree; raises ``worktree_changing``, and ``patch_missing`` when git itself fails."""
         if self.saved.exists():
             worktree.copy_index(self.saved, self.index)
         else:
@@ -95,19 +102,24 @@ class Capturer:
         touched: dict[bytes, None] = {}
         for _ in range(_LOOKS):
             theirs = self._worker_index()
-            new = self._look(theirs)
-            entries = self._entries()
-            forced = [name for name in theirs.names - entries.keys() if self._is_file(name)]
+            looked = self._look(theirs)
+            absent = {name: entry for name, entry in theirs.skipped.items() if not self._lies_there(name)}
+            entries = self._corrected(theirs, absent)
+            forced = [name for name in theirs.names - entries.keys() - looked.keys() if self._is_file(name)]
             if forced:
+                looked.update((name, self._signature(name)) for name in forced)
                 self._update(sorted(forced))
                 entries = self._entries()
-            touched.update(dict.fromkeys([*new, *forced]))
+            touched.update(dict.fromkeys(looked))
             tree = self.git.oid("write-tree", timeout=git.CONTENT)
             walk = walk_tree(self.root)
             dirty, others = self._dirty_and_others()
             nested = {name.rstrip(b"/") for name in others if name.endswith(b"/")}
-            if not dirty and len(nested) == len(others) and self._worker_index() == theirs:
-                return self._result(tree, entries, touched, walk, theirs, nested)
+            left = {*dirty, *(name for name in others if not name.endswith(b"/"))} - absent.keys()
+            # What git was given and still does not hold, though it has not changed, it does not take.
+            stuck = {name for name in left if name in looked and looked[name] == self._signature(name)}
+            if left == stuck and self._worker_index() == theirs:
+                return self._result(tree, entries, touched, walk, theirs, nested, stuck, absent)
         raise LionwtError(
             "worktree_changing",
             f"{self.root} kept changing while it was captured; nothing was recorded, the worktree is as it was",
@@ -122,6 +134,8 @@ class Capturer:
         walk: Walk,
         theirs: _WorkerIndex,
         nested: set[bytes],
+        stuck: set[bytes],
+        absent: Iterable[bytes],
     ) -> Capture:
         gitlinks = {name for name, entry in entries.items() if entry.mode == GITLINK}
         foreign = [name for name in walk.repositories if name not in gitlinks]
@@ -132,7 +146,8 @@ class Capturer:
         bare_links = tuple(name + b"/" for name in gitlinks.difference(walk.repositories))
         # Files where a submodule belongs: git looks away, and so must nobody else.
         shadowed = [name for name in walk.files if bare_links and name.startswith(bare_links)]
-        left_out = [name for name in walk.files if name not in entries]
+        unreadable = {name for name in stuck if not self._is_readable(name)}
+        left_out = [name for name in walk.files if name not in entries and name not in stuck]
         left_out += [name + b"/" for name in foreign if name not in repositories]
         return Capture(
             tree=tree,
@@ -144,19 +159,66 @@ class Capturer:
             repositories=tuple(sorted(repositories)),
             shadowed=tuple(sorted(shadowed)),
             submodules=tuple(sorted(gitlinks.intersection(walk.repositories))),
-            unreadable=tuple(sorted(walk.unreadable)),
+            unreadable=tuple(sorted(unreadable.union(walk.unreadable))),
+            refused=tuple(sorted(stuck - unreadable)),
+            sparse=tuple(sorted(absent)),
             unmerged=theirs.unmerged,
             flagged=theirs.flagged,
+            index_broken=theirs.broken,
         )
 
-    def _look(self, theirs: _WorkerIndex) -> list[bytes]:
-        """Bring the index up to the worktree; returns the paths that were looked at."""
+    def _look(self, theirs: _WorkerIndex) -> dict[bytes, tuple[int, ...] | None]:
+        """Bring the index up to the worktree; returns the paths that were looked at, as they were then."""
         if theirs.gitlinks:
             self._allowed |= theirs.gitlinks & self._named_submodules()
         dirty, others = self._dirty_and_others()
         found = [*dirty, *(name for name in others if not name.endswith(b"/"))]
+        looked = {name: self._signature(name) for name in found}
         self._update(found)
-        return found
+        return looked
+
+    def _corrected(self, theirs: _WorkerIndex, absent: dict[bytes, Entry]) -> dict[bytes, Entry]:
+        """The index's entries, after two things that the disk alone does not tell.
+
+        A path that the worker's sparse definition took off the disk is as its index has
+        it, not deleted. A submodule that the worker took out of its index is gone, also
+        where other files lie in its place.
+        """
+        entries = self._entries()
+        lines = [
+            f"{entry.mode} {entry.oid}\t".encode() + name + b"\0"
+            for name, entry in absent.items()
+            if entries.get(name) != entry
+        ]
+        if theirs.names:  # an index that was lost says nothing
+            lines += [
+                f"0 {self._zero}\t".encode() + name + b"\0"
+                for name, entry in entries.items()
+                if entry.mode == GITLINK and name not in theirs.names and not self._lies_there(name + b"/.git")
+            ]
+        if not lines:
+            return entries
+        self.git.run("update-index", "-z", "--replace", "--index-info", stdin=b"".join(lines), timeout=git.CONTENT)
+        return self._entries()
+
+    @property
+    def _zero(self) -> str:
+        return "0" * (64 if self.run.object_format == "sha256" else 40)
+
+    def _lies_there(self, name: bytes) -> bool:
+        return os.path.lexists(os.path.join(os.fsencode(self.root), name))
+
+    def _signature(self, name: bytes) -> tuple[int, ...] | None:
+        """What tells one version of a file from another; None when it is gone."""
+        try:
+            seen = os.lstat(os.path.join(os.fsencode(self.root), name))
+        except OSError:
+            return None
+        return seen.st_ino, seen.st_mode, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
+
+    def _is_readable(self, name: bytes) -> bool:
+        path = os.path.join(os.fsencode(self.root), name)
+        return os.path.islink(path) or os.access(path, os.R_OK)
 
     def _named_submodules(self) -> frozenset[bytes]:
         """The submodule paths that the worktree's own ``.gitmodules`` names."""
@@ -195,27 +257,34 @@ class Capturer:
         present = [name for name in found if self._is_file(name, parents)]
         gone = sorted(set(found) - set(present))
         if gone:
-            zero = "0" * (64 if self.run.object_format == "sha256" else 40)
-            lines = b"".join(f"0 {zero}\t".encode() + name + b"\0" for name in gone)
-            self._git_update(["-z", "--index-info"], lines, gone)
-        if present:
-            self._git_update(
-                ["-z", "--add", "--replace", "--stdin"], b"".join(name + b"\0" for name in present), present
-            )
+            lines = b"".join(f"0 {self._zero}\t".encode() + name + b"\0" for name in gone)
+            self.git.run("update-index", "-z", "--index-info", stdin=lines, timeout=git.CONTENT)
+        self._add([name for name in present if self._is_readable(name)])
 
-    def _git_update(self, options: list[str], stdin: bytes, found: list[bytes]) -> None:
-        try:
-            self.git.run("update-index", *options, stdin=stdin, timeout=git.CONTENT)
-        except LionwtError as error:
-            if error.code != "git_failed":
-                raise
-            raise LionwtError(
-                "patch_missing",
-                f"the change could not be captured: {error.message}; the lease and the worktree are as they were",
-                hint="mend or remove what is named, then freeze again; or give it up with "
-                "--failed --accept-incomplete, which keeps the raw files",
-                diagnostics={"paths": [git.text(name) for name in found[:20]]},
-            ) from error
+    def _add(self, found: list[bytes]) -> None:
+        """Put files into the index; those that git does not take stay out of it, and are found there later."""
+        pending = [found] if found else []
+        failed = 0
+        while pending:
+            names = pending.pop()
+            stdin = b"".join(name + b"\0" for name in names)
+            try:
+                self.git.run("update-index", "-z", "--add", "--replace", "--stdin", stdin=stdin, timeout=git.CONTENT)
+            except LionwtError as error:
+                if error.code != "git_failed":
+                    raise
+                # One bad path fails them all (case 25), so it is found by halves.
+                if len(names) > 1:
+                    pending += [names[len(names) // 2 :], names[: len(names) // 2]]
+                    continue
+                failed += 1
+                if failed > _MOST_REFUSED:
+                    raise LionwtError(
+                        "patch_missing",
+                        f"the change could not be captured: {error.message}; the lease and the worktree are as they "
+                        "were",
+                        hint="mend what git names, then freeze again",
+                    ) from error
 
     def _is_file(self, name: bytes, parents: dict[bytes, bool] | None = None) -> bool:
         """Whether git can take ``name``: a file, symlink or submodule that no symlink leads to."""
@@ -254,19 +323,15 @@ class Capturer:
             return _WorkerIndex(frozenset(), frozenset(), (), ())  # somebody removed the registration
         listed = self.worker_git.run("ls-files", "-z", "-s", "-v", ok=(0, 128), timeout=git.CONTENT)
         if listed.code:
-            raise LionwtError(
-                "patch_missing",
-                f"the worker's index cannot be read: {git.text(listed.err).strip()}; "
-                "the lease and the worktree are as they were",
-                hint="mend it in the worktree (remove a torn index, then git reset), then freeze again",
-            )
+            return _WorkerIndex(broken=git.text(listed.err).strip())
         found: set[bytes] = set()
         gitlinks: set[bytes] = set()
         unmerged: dict[bytes, None] = {}
         flagged: list[bytes] = []
+        skipped: dict[bytes, Entry] = {}
         for row in git.records(listed.out):
             meta, _, name = row.partition(b"\t")
-            tag, mode, _, stage = meta.split(b" ")
+            tag, mode, oid, stage = meta.split(b" ")
             found.add(name)
             if mode == GITLINK.encode():
                 gitlinks.add(name)
@@ -274,7 +339,9 @@ class Capturer:
                 unmerged[name] = None
             elif tag not in (b"H", b"M"):
                 flagged.append(name)
-        return _WorkerIndex(frozenset(found), frozenset(gitlinks), tuple(unmerged), tuple(flagged))
+                if tag in (b"S", b"s"):
+                    skipped[name] = Entry(mode.decode("ascii"), oid.decode("ascii"))
+        return _WorkerIndex(frozenset(found), frozenset(gitlinks), tuple(unmerged), tuple(flagged), skipped)
 
 
 def _parents(name: bytes) -> list[bytes]:
@@ -297,7 +364,9 @@ def walk_tree(root: Path) -> Walk:
         except OSError:
             walk.unreadable.append(directory)
             continue
-        if directory and any(entry.name.lower() == b".git" for entry in entries):
+        # In whatever spelling, where the file system takes it for .git.
+        dot_git = any(entry.name.lower() == b".git" for entry in entries)
+        if directory and dot_git and os.path.lexists(os.path.join(top, directory, b".git")):
             walk.repositories.append(directory)
             continue
         if directory and not entries:

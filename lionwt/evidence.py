@@ -125,13 +125,26 @@ class Saver:
         self.target = target
         self._raw: BinaryIO | None = None
         self._tar: tarfile.TarFile | None = None
+        #: What could not be read, and why; it is named instead.
+        self.failed: dict[str, str] = {}
 
-    def add(self, name: bytes) -> None:
-        """Keep one path (a directory with everything below it), links as links."""
+    def add(self, name: bytes) -> bool:
+        """Keep one path (a directory with everything below it), links as links; False when it cannot be read."""
         if self._tar is None:
             self._raw = open(self.target, "wb", opener=_private_file)
             self._tar = tarfile.open(fileobj=self._raw, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8")
-        self._tar.add(os.fsdecode(os.path.join(self.root, name)), arcname=os.fsdecode(name) or ".", recursive=True)
+        path = os.path.join(self.root, name)
+        try:
+            if stat.S_ISREG(os.lstat(path).st_mode):
+                os.close(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
+            self._tar.add(os.fsdecode(path), arcname=os.fsdecode(name) or ".", recursive=False)
+            inside = sorted(os.listdir(path)) if os.path.isdir(path) and not os.path.islink(path) else []
+        except (PermissionError, FileNotFoundError) as error:
+            self.failed[git.text(name)] = error.strerror or str(error)
+            return False
+        for entry in inside:
+            self.add(os.path.join(name, entry))
+        return True
 
     def close(self) -> None:
         if self._tar is None or self._raw is None:
@@ -160,9 +173,10 @@ def converted(run: RunFile, root: Path, capture: Capture, saver: Saver, keep: bo
     """The touched files whose raw content is not what the tree holds (line endings, filters)."""
     found = []
     top = os.fsencode(root)
+    unfit = {*capture.unreadable, *capture.refused, *capture.sparse}
     for name in capture.touched:
         entry = capture.entries.get(name)
-        if entry is None or entry.mode in (SYMLINK, GITLINK):
+        if entry is None or entry.mode in (SYMLINK, GITLINK) or name in unfit:
             continue
         blob, sha256, size = raw_blob(run, os.path.join(top, name))
         if blob == entry.oid:
@@ -191,8 +205,7 @@ def ignored(root: Path, capture: Capture, saver: Saver, only: Sequence[bytes] | 
             row["bytes"] = seen.st_size
             if seen.st_size <= SMALL and seen.st_size <= budget:
                 budget -= seen.st_size
-                saver.add(name)
-                row["kept"] = "saved.tar"
+                row["kept"] = "saved.tar" if saver.add(name) else None
         found.append(row)
     return found
 

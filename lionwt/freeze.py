@@ -182,7 +182,8 @@ def _write_evidence(
             hint="mend or remove what is named, then freeze again; or give it up with "
             "--failed --accept-incomplete, which keeps the raw files",
         )
-    for name in (*capture.repositories, *capture.shadowed, *(capture.submodules if unsaved else ())):
+    dirty_submodules = capture.submodules if unsaved else ()
+    for name in (*capture.repositories, *capture.shadowed, *capture.refused, *dirty_submodules):
         saver.add(name)
     patch = scratch / PATCH
     sha256, size = evidence.write_patch(private, base, capture.tree, patch)
@@ -225,10 +226,14 @@ def _write_evidence(
             "special": {git.text(name): kind for name, kind in capture.special.items()},
             "empty_directories": [git.text(name) for name in capture.empty_dirs],
             "repositories": [git.text(name) or "." for name in capture.repositories],
+            "in_submodules": [git.text(name) for name in capture.shadowed],
             "unreadable": [git.text(name) for name in capture.unreadable],
+            "refused": [git.text(name) for name in capture.refused],
+            "not_saved": saver.failed,
         },
         "submodules": subs,
         "index_flags": [git.text(name) for name in capture.flagged],
+        "sparse": [git.text(name) for name in capture.sparse],
         "unmerged": [git.text(name) for name in capture.unmerged],
         "saved": run.paths.ref(target / SAVED) if (target / SAVED).exists() else None,
         "artifacts": evidence.artifact_files(file.lease.artifact_path),
@@ -261,6 +266,9 @@ def _incomplete(root: Path, capture: Capture) -> list[tuple[str, str]]:
     ]
     found += [("files_in_submodule", f"{git.text(name)} lies where a submodule belongs") for name in capture.shadowed]
     found += [("unreadable", f"{git.text(name)} cannot be read") for name in capture.unreadable]
+    found += [("refused_by_git", f"{git.text(name)} is not taken by git") for name in capture.refused]
+    if capture.index_broken:
+        found.append(("index_unreadable", f"the worker's index cannot be read ({capture.index_broken})"))
     return found
 
 

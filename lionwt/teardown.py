@@ -134,8 +134,12 @@ def _save_late_work(run: Run, file: LeaseFile) -> tuple[LeaseFile, list[str]]:
             manifest = _manifest(run, file)
             known = {row["path"] for row in manifest.get("ignored", [])}
             new_ignored = [name for name in capture.left_out if git.text(name) not in known]
-            given_up = set(manifest.get("not_captured", {}).get("repositories", []))
-            lost = [git.text(name) or "." for name in (*capture.repositories, *capture.shadowed)]
+            not_captured = manifest.get("not_captured", {})
+            given_up = {
+                name for kind in ("repositories", "unreadable", "refused") for name in not_captured.get(kind, [])
+            }
+            missing = (*capture.repositories, *capture.shadowed, *capture.unreadable, *capture.refused)
+            lost = [git.text(name) or "." for name in missing]
             if unsaved := [name for name in lost if name not in given_up]:
                 return file, [f"{unsaved[0]} appeared after the freeze and cannot be captured; the worktree was kept"]
             if capture.tree == last and not new_ignored:
