@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
+import shutil
+import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,6 +141,29 @@ class Repo:
         return found
 
 
+def files_of(root: Path) -> dict[bytes, tuple[str, bytes]]:
+    """Every file below ``root`` by name, with the mode git gives it and its bytes; not the top ``.git``."""
+    found: dict[bytes, tuple[str, bytes]] = {}
+    top = os.fsencode(root)
+    for parent, directories, files in os.walk(top):
+        if parent == top and b".git" in directories:
+            directories.remove(b".git")
+        links = [name for name in directories if os.path.islink(os.path.join(parent, name))]
+        for name in [*files, *links]:
+            path = os.path.join(parent, name)
+            relative = os.path.relpath(path, top)
+            seen = os.lstat(path)
+            if stat.S_ISLNK(seen.st_mode):
+                found[relative] = ("120000", os.readlink(path))
+            elif stat.S_ISREG(seen.st_mode):
+                if relative != b".git":
+                    mode = "100755" if seen.st_mode & 0o100 else "100644"
+                    found[relative] = (mode, Path(os.fsdecode(path)).read_bytes())
+            else:
+                found[relative] = ("special", b"")
+    return found
+
+
 class World:
     """One test's machine: a home, repositories, and the command."""
 
@@ -169,12 +195,13 @@ class World:
         cwd: Path | None = None,
         env: dict[str, str | None] | None = None,
         stdin: str | None = None,
+        wrapper: Sequence[str] = (),
     ) -> Answer:
-        """Run the command to its end in ``cwd`` (default: the first repository)."""
+        """Run the command to its end in ``cwd`` (default: the first repository), under ``wrapper`` if given."""
         import io
 
         result = self.runner.run(
-            [LIONWT, *map(os.fspath, arguments)],
+            [*wrapper, LIONWT, *map(os.fspath, arguments)],
             cwd=str(cwd or (self.root / "repo" if (self.root / "repo").exists() else self.root)),
             env=self.environment(env),
             stdin=io.StringIO(stdin) if stdin is not None else None,
@@ -326,6 +353,77 @@ class World:
     def evidence(self, run: str, worker: str) -> Path:
         return self.state(run) / "artifacts" / ".lionwt" / worker
 
+    def lease_bytes(self, run: str, worker: str) -> bytes:
+        return (self.state(run) / "workspaces" / f"{worker}.json").read_bytes()
+
+    def standing(self, run: str, worker: str) -> dict[str, Any]:
+        """All that a freeze may not change: the worker's files and index, its HEAD and logs, every ref.
+
+        Read without git, so that looking changes and runs nothing.
+        """
+        file = self.lease_file(run, worker)
+        root, admin = Path(file["lease"]["worktree_path"]), Path(file["identity"]["admin_dir"])
+        common = admin.parent.parent
+        found: dict[str, Any] = {}
+        for name, top in (("files", root), ("admin", admin), ("refs", common / "refs"), ("logs", common / "logs")):
+            for parent, directories, files in os.walk(top):
+                if name == "refs" and "lionwt" in directories:
+                    directories.remove("lionwt")
+                for entry in [*directories, *files]:
+                    path = Path(parent, entry)
+                    seen = path.lstat()
+                    content = path.read_bytes() if stat.S_ISREG(seen.st_mode) else b""
+                    times = (seen.st_mtime_ns, seen.st_ino) if name in ("files", "admin") else ()
+                    key = f"{name}:{path.relative_to(top)}"
+                    found[key] = (seen.st_mode, *times, hashlib.sha256(content).hexdigest())
+        for name in ("packed-refs", "config", "HEAD", "index"):
+            path = common / name
+            found[name] = path.read_bytes() if path.exists() else None
+        return found
+
+    def applied(self, run: str, worker: str, name: str = "applied") -> Repo:
+        """A clean checkout of the base with the candidate's patch applied by plain git."""
+        base = self.lease_file(run, worker)["lease"]["base_sha"]
+        patch = self.evidence(run, worker) / "candidate.patch"
+        path = self.root / f"{name}-{worker}"
+        source = Repo(self.root, self.environment())
+        source.git("clone", "-q", "--no-checkout", "--shared", self.root / "repo", path)
+        clean = Repo(path, self.environment())
+        clean.git("checkout", "-q", "--detach", base)
+        if patch.stat().st_size:
+            clean.git("apply", "--index", "--binary", "--whitespace=nowarn", patch)
+        return clean
+
+    def round_trip(self, run: str, worker: str, *, without: tuple[bytes, ...] = ()) -> dict[bytes, tuple[str, bytes]]:
+        """Prove that the patch makes the base into exactly what the worker left; returns its files.
+
+        ``without`` names what the manifest says is not in the tree.
+        """
+        candidate = self.lease_file(run, worker)["candidate"]
+        content = (self.evidence(run, worker) / "candidate.patch").read_bytes()
+        assert hashlib.sha256(content).hexdigest() == candidate["patch_sha256"]
+        clean = self.applied(run, worker)
+        wanted = files_of(Path(candidate["lease"]["worktree_path"]))
+        for entry in without:
+            del wanted[entry]
+        found = files_of(clean.path)
+        assert {name: found.get(name) for name in {*found, *wanted} if found.get(name) != wanted.get(name)} == {}
+        assert clean.git("write-tree") == self.manifest(run, worker)["tree"]
+        changed = clean.run_git("diff", "--cached", "--no-renames", "--name-only", "-z", "HEAD", "--").stdout
+        assert list(candidate["files_changed"]) == [os.fsdecode(row) for row in changed.split(b"\0")[:-1]]
+        return found
+
+    def saved(self, run: str, worker: str) -> dict[str, tuple[int, bytes]]:
+        """The files kept raw in ``saved.tar``: mode and bytes."""
+        import tarfile
+
+        found = {}
+        with tarfile.open(self.evidence(run, worker) / "saved.tar", encoding="utf-8") as tar:
+            for member in tar.getmembers():
+                opened = tar.extractfile(member) if member.isreg() else None
+                found[member.name] = (member.mode, opened.read() if opened else os.fsencode(member.linkname))
+        return found
+
     def manifest(self, run: str, worker: str) -> dict[str, Any]:
         loaded = json.loads((self.evidence(run, worker) / "manifest.json").read_bytes())
         assert isinstance(loaded, dict)
@@ -344,6 +442,16 @@ def world(tmp_path: Path, script_runner: Runner, monkeypatch: pytest.MonkeyPatch
 def repo(world: World) -> Repo:
     """The operator's checkout, on branch ``work``."""
     return world.repo()
+
+
+def unprivileged() -> list[str]:
+    """A command prefix under which file modes bite, for root as well."""
+    if os.geteuid() != 0:
+        return []
+    if shutil.which("setpriv") is None:
+        pytest.skip("root without setpriv: file modes do not bite")
+    without = "-dac_override,-dac_read_search"
+    return ["setpriv", f"--inh-caps={without}", f"--bounding-set={without}"]
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
