@@ -135,9 +135,8 @@ def _save_late_work(run: Run, file: LeaseFile) -> tuple[LeaseFile, list[str]]:
             known = {row["path"] for row in manifest.get("ignored", [])}
             new_ignored = [name for name in capture.left_out if git.text(name) not in known]
             not_captured = manifest.get("not_captured", {})
-            given_up = {
-                name for kind in ("repositories", "unreadable", "refused") for name in not_captured.get(kind, [])
-            }
+            kinds = ("repositories", "in_submodules", "unreadable", "refused")
+            given_up = {name for kind in kinds for name in not_captured.get(kind, [])}
             missing = (*capture.repositories, *capture.shadowed, *capture.unreadable, *capture.refused)
             lost = [git.text(name) or "." for name in missing]
             if unsaved := [name for name in lost if name not in given_up]:
