@@ -468,6 +468,8 @@ def test_a_name_that_git_refuses_is_never_dropped_in_silence(world: World, repo:
     assert world.freeze("r1", "w1", "--cancelled", "--accept-incomplete").code == 0
     assert world.manifest("r1", "w1")["not_captured"]["refused"] == [name]
     assert world.saved("r1", "w1")[name][1] == b"odd\n"
+    record = world.promote("r1").json["records"][0]
+    assert (record["status"], record["teardown_errors"]) == ("discarded", [])
     assert "good.txt" in world.lease_file("r1", "w1")["candidate"]["files_changed"]
 
 
@@ -629,6 +631,8 @@ def test_files_where_a_submodule_belongs_refuse_the_freeze(world: World, repo: R
     assert "lib/lost.txt" in refused(world, "w1", "patch_missing")
     assert world.freeze("r1", "w1", "--failed", "--accept-incomplete").code == 0
     assert world.saved("r1", "w1")["lib/lost.txt"][1] == b"would be lost\n"
+    record = world.promote("r1").json["records"][0]
+    assert (record["status"], record["teardown_errors"]) == ("discarded", [])
 
 
 def test_a_submodule_with_a_dangling_git_file_refuses_the_freeze(world: World, repo: Repo, lib: Repo) -> None:
