@@ -38,6 +38,28 @@ class Entry:
     oid: str
 
 
+#: What tells one version of a file from another: inode, mode, size, times.
+Signature = tuple[int, ...]
+
+
+def signature(root: bytes, name: bytes) -> Signature | None:
+    """The signature of a path; None when it is gone."""
+    try:
+        seen = os.lstat(os.path.join(root, name))
+    except OSError:
+        return None
+    return seen.st_ino, seen.st_mode, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
+
+
+def changing(root: str | os.PathLike[str]) -> LionwtError:
+    """The error of a worktree that does not stand still."""
+    return LionwtError(
+        "worktree_changing",
+        f"{os.fspath(root)} kept changing while it was captured; nothing was recorded, the worktree is as it was",
+        hint="stop whatever writes there, then run the same command again",
+    )
+
+
 @dataclass
 class Walk:
     """Everything that lies in a worktree, apart from its own ``.git``."""
@@ -55,7 +77,7 @@ class Capture:
 
     tree: str
     entries: dict[bytes, Entry]
-    touched: tuple[bytes, ...]
+    touched: dict[bytes, Signature | None]
     left_out: tuple[bytes, ...]
     special: dict[bytes, str]
     empty_dirs: tuple[bytes, ...]
@@ -113,24 +135,21 @@ class Capturer:
             touched.update(dict.fromkeys(looked))
             tree = self.git.oid("write-tree", timeout=git.CONTENT)
             walk = walk_tree(self.root)
+            seen = {name: self._signature(name) for name in touched}
             dirty, others = self._dirty_and_others()
             nested = {name.rstrip(b"/") for name in others if name.endswith(b"/")}
             left = {*dirty, *(name for name in others if not name.endswith(b"/"))} - absent.keys()
             # What git was given and still does not hold, though it has not changed, it does not take.
             stuck = {name for name in left if name in looked and looked[name] == self._signature(name)}
             if left == stuck and self._worker_index() == theirs:
-                return self._result(tree, entries, touched, walk, theirs, nested, stuck, absent)
-        raise LionwtError(
-            "worktree_changing",
-            f"{self.root} kept changing while it was captured; nothing was recorded, the worktree is as it was",
-            hint="stop whatever writes there, then run the same command again",
-        )
+                return self._result(tree, entries, seen, walk, theirs, nested, stuck, absent)
+        raise changing(self.root)
 
     def _result(
         self,
         tree: str,
         entries: dict[bytes, Entry],
-        touched: Iterable[bytes],
+        touched: dict[bytes, Signature | None],
         walk: Walk,
         theirs: _WorkerIndex,
         nested: set[bytes],
@@ -152,7 +171,7 @@ class Capturer:
         return Capture(
             tree=tree,
             entries=entries,
-            touched=tuple(sorted(touched)),
+            touched=dict(sorted(touched.items())),
             left_out=tuple(sorted(left_out)),
             special=dict(sorted(walk.special.items())),
             empty_dirs=tuple(sorted(set(walk.empty_dirs) - gitlinks)),
@@ -167,7 +186,7 @@ class Capturer:
             index_broken=theirs.broken,
         )
 
-    def _look(self, theirs: _WorkerIndex) -> dict[bytes, tuple[int, ...] | None]:
+    def _look(self, theirs: _WorkerIndex) -> dict[bytes, Signature | None]:
         """Bring the index up to the worktree; returns the paths that were looked at, as they were then."""
         if theirs.gitlinks:
             self._allowed |= theirs.gitlinks & self._named_submodules()
@@ -208,13 +227,8 @@ class Capturer:
     def _lies_there(self, name: bytes) -> bool:
         return os.path.lexists(os.path.join(os.fsencode(self.root), name))
 
-    def _signature(self, name: bytes) -> tuple[int, ...] | None:
-        """What tells one version of a file from another; None when it is gone."""
-        try:
-            seen = os.lstat(os.path.join(os.fsencode(self.root), name))
-        except OSError:
-            return None
-        return seen.st_ino, seen.st_mode, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
+    def _signature(self, name: bytes) -> Signature | None:
+        return signature(os.fsencode(self.root), name)
 
     def _is_readable(self, name: bytes) -> bool:
         path = os.path.join(os.fsencode(self.root), name)

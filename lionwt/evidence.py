@@ -10,6 +10,7 @@ where that is feasible, kept raw in ``saved.tar`` (design section 7, freeze 3 an
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import stat
 import tarfile
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from lionwt import git, history, names, store, worktree
-from lionwt.capture import GITLINK, SYMLINK, Capture, Entry
+from lionwt.capture import GITLINK, SYMLINK, Capture, Entry, changing, signature
 from lionwt.errors import LionwtError
 from lionwt.records import LeaseFile, RunFile
 
@@ -134,17 +135,30 @@ class Saver:
             self._raw = open(self.target, "wb", opener=_private_file)
             self._tar = tarfile.open(fileobj=self._raw, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8")
         path = os.path.join(self.root, name)
+        inside: list[bytes] = []
         try:
             if stat.S_ISREG(os.lstat(path).st_mode):
-                os.close(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
-            self._tar.add(os.fsdecode(path), arcname=os.fsdecode(name) or ".", recursive=False)
-            inside = sorted(os.listdir(path)) if os.path.isdir(path) and not os.path.islink(path) else []
+                self._add_file(path, os.fsdecode(name))
+            else:
+                self._tar.add(os.fsdecode(path), arcname=os.fsdecode(name) or ".", recursive=False)
+                inside = sorted(os.listdir(path)) if os.path.isdir(path) and not os.path.islink(path) else []
         except (PermissionError, FileNotFoundError) as error:
             self.failed[git.text(name)] = error.strerror or str(error)
             return False
         for entry in inside:
             self.add(os.path.join(name, entry))
         return True
+
+    def _add_file(self, path: bytes, name: str) -> None:
+        assert self._tar is not None
+        with open(path, "rb", opener=lambda p, f: os.open(p, f | os.O_NOFOLLOW)) as file:
+            info = self._tar.gettarinfo(fileobj=file, arcname=name)
+            if info.size <= SMALL:  # a log may still grow: what is read is what is kept
+                content = file.read(SMALL + 1)[:SMALL]
+                info.size = len(content)
+                self._tar.addfile(info, io.BytesIO(content))
+            else:
+                self._tar.addfile(info, file)
 
     def close(self) -> None:
         if self._tar is None or self._raw is None:
@@ -174,11 +188,16 @@ def converted(run: RunFile, root: Path, capture: Capture, saver: Saver, keep: bo
     found = []
     top = os.fsencode(root)
     unfit = {*capture.unreadable, *capture.refused, *capture.sparse}
-    for name in capture.touched:
+    for name, seen in capture.touched.items():
         entry = capture.entries.get(name)
         if entry is None or entry.mode in (SYMLINK, GITLINK) or name in unfit:
             continue
-        blob, sha256, size = raw_blob(run, os.path.join(top, name))
+        try:
+            blob, sha256, size = raw_blob(run, os.path.join(top, name))
+        except FileNotFoundError as error:
+            raise changing(root) from error
+        if signature(top, name) != seen:
+            raise changing(root)
         if blob == entry.oid:
             continue
         # git-lfs keeps the raw content itself, under its SHA-256.
