@@ -183,6 +183,8 @@ class World:
             "NO_COLOR": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
+        #: What only the git that tests call sees, not lionwt.
+        self.git_env: dict[str, str] = {}
         (self.home / ".gitconfig").write_text(
             "[user]\n\tname = Operator\n\temail = operator@example.invalid\n"
             "[init]\n\tdefaultBranch = main\n[advice]\n\tdetachedHead = false\n"
@@ -248,11 +250,20 @@ class World:
         merged: dict[str, str | None] = {**self.env, **(extra or {})}
         return {key: value for key, value in merged.items() if value is not None}
 
+    def git_environment(self) -> dict[str, str]:
+        """The environment of the git that tests call: nothing that a test makes lionwt inherit."""
+        own = {key: value for key, value in self.env.items() if not key.startswith(("GIT_", "LC_"))}
+        return {**own, "GIT_CONFIG_NOSYSTEM": "1", "LC_ALL": "C.UTF-8", **self.git_env}
+
+    def config(self, key: str, value: str) -> None:
+        """Set an entry of the operator's global git configuration."""
+        subprocess.run(["git", "config", "--global", key, value], check=True, env=self.git_environment())
+
     def repo(self, name: str = "repo", *, branch: str = "work", object_format: str = "sha1") -> Repo:
         """A repository with three files, ``main`` behind, and ``branch`` checked out."""
         path = self.root / name
         path.mkdir(parents=True)
-        repo = Repo(path, self.environment())
+        repo = Repo(path, self.git_environment())
         repo.git("init", "-q", "-b", "main", f"--object-format={object_format}")
         for number in range(1, 4):
             repo.write(f"f{number}.txt", "".join(f"line {line} of {number}\n" for line in range(20)))
@@ -278,7 +289,7 @@ class World:
         assert answer.code == 0, answer
         found = {}
         for lease in answer.json["leases"]:
-            found[lease["worker_id"]] = Repo(Path(lease["worktree_path"]), self.environment())
+            found[lease["worker_id"]] = Repo(Path(lease["worktree_path"]), self.git_environment())
             if start:
                 self.start_now(lease)
         return found
@@ -428,6 +439,73 @@ class World:
         loaded = json.loads((self.evidence(run, worker) / "manifest.json").read_bytes())
         assert isinstance(loaded, dict)
         return loaded
+
+
+def whole_life(world: World, repo: Repo, *, target: str = "work", cwd: Path | None = None, run: str = "r1") -> None:
+    """Two workers of ``repo`` from lease to landing; asserts on git that all of it went right.
+
+    ``repo`` is the checkout on ``target``; it holds the files of :meth:`World.repo`.
+    The first worker commits, the second leaves its work uncommitted.
+    """
+    base = repo.head(f"refs/heads/{target}")
+    worktrees = repo.git("worktree", "list", "--porcelain", "-z")
+    # What is there already (what the kind of repository says as "dirty") must stay as it is.
+    status = repo.status()
+    one, two = world.lease(run, "w1", "w2", target=target, cwd=cwd or repo.path).values()
+    for worker in (one, two):
+        assert worker.head() == base
+        assert worker.status() == ""
+        assert (worker.path / "sub/dir/deep.txt").read_text() == "deep\n"
+    assert repo.status() == status
+    one.commit("worker", **{"f1.txt": "one\n", "new/é.bin": "\0one"})
+    two.git("rm", "-q", "--sparse", "f2.txt")
+    two.write("sub/dir/deep.txt", "deeper\n")
+    two.write("tool", "#!/bin/sh\n").chmod(0o755)
+    assert world.freeze(run, "w1").code == 0
+    assert world.freeze(run, "w2").code == 0
+    answer = world.promote(run)
+    assert answer.code == 0, answer
+    first, second = answer.json["records"]
+    assert (first["status"], second["status"]) == ("promoted", "promoted")
+    # The target: two merges, each of the head before it and of a candidate, and exactly that tree.
+    assert repo.head(f"refs/heads/{target}") == second["promoted_commit"]
+    assert repo.head(f"{second['promoted_commit']}^1") == first["promoted_commit"]
+    assert repo.head(f"{first['promoted_commit']}^1") == base
+    assert repo.git("rev-list", "--count", "--merges", f"{base}..{target}") == "2"
+    changes = repo.git("-c", "core.quotePath=false", "diff-tree", "-r", "--no-renames", "--name-status", base, target)
+    assert changes.split() == ["M", "f1.txt", "D", "f2.txt", "A", "new/é.bin", "M", "sub/dir/deep.txt", "A", "tool"]
+    assert repo.git("show", f"{target}:sub/dir/deep.txt") == "deeper"
+    assert repo.git("ls-tree", target, "tool").startswith("100755 ")
+    # The operator's checkout follows.
+    assert repo.status() == status
+    if "S " not in repo.git("ls-files", "-t"):
+        assert (repo.path / "f1.txt").read_text() == "one\n"
+        assert (repo.path / "new/é.bin").read_bytes() == b"\0one"
+        assert not (repo.path / "f2.txt").exists()
+        assert os.access(repo.path / "tool", os.X_OK)
+    assert_nothing_left(world, repo, run)
+    assert repo.git("worktree", "list", "--porcelain", "-z").replace(second["promoted_commit"], base) == worktrees
+    assert_sound(repo)
+
+
+def assert_nothing_left(world: World, repo: Repo, run: str = "r1") -> None:
+    """No branch, anchor, registration, worktree, lock or scratch file of a run is left."""
+    assert repo.git("for-each-ref", "refs/heads/lionagi", "refs/lionwt") == ""
+    common = Path(os.path.realpath(repo.path / repo.git("rev-parse", "--git-common-dir")))
+    admin = common / "worktrees"
+    admins = list(admin.iterdir()) if admin.exists() else []
+    assert [entry for entry in admins if b"/.worktrees/lionagi/" in (entry / "gitdir").read_bytes()] == []
+    assert not (repo.path / ".worktrees").exists()
+    stray = [path for path in common.rglob("*") if path.name.endswith(".lock") or path.name.startswith("lionwt-")]
+    assert [path for path in stray if path.parent != common / "lionwt"] == []
+    private = world.state(run) / "git"
+    assert not private.exists() or list((private / "lionwt").iterdir()) == []
+
+
+def assert_sound(repo: Repo) -> None:
+    """``git fsck --strict`` has nothing to say but that something is dangling."""
+    done = repo.run_git("fsck", "--strict", "--no-progress", "--no-dangling")
+    assert (done.stdout, done.stderr) == (b"", b"")
 
 
 @pytest.fixture
