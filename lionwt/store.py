@@ -49,12 +49,17 @@ def sync_dir(path: Path) -> None:
         os.close(fd)
 
 
-def replace_bytes(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Replace ``path`` durably by ``content``; on failure the old file stands."""
+def replace_bytes(path: Path, content: bytes, mode: int | None = 0o600) -> None:
+    """Replace ``path`` durably by ``content``; on failure the old file stands.
+
+    It gets exactly ``mode``, whatever the caller's umask; None leaves it to the umask.
+    """
     temporary = path.parent / f".{path.name}.{os.urandom(8).hex()}.tmp"
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if mode is None else 0o600)
         try:
+            if mode is not None:
+                os.fchmod(fd, mode)
             view = memoryview(content)
             while view:
                 view = view[os.write(fd, view) :]

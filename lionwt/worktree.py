@@ -40,7 +40,7 @@ def exclude_worktrees(common_dir: Path) -> None:
     if EXCLUDE_LINE in content.split(b"\n"):
         return
     path.parent.mkdir(exist_ok=True)
-    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
     separator = b"" if not content or content.endswith(b"\n") else b"\n"
     store.replace_bytes(path, content + separator + EXCLUDE_LINE + b"\n", mode)
 

@@ -1,0 +1,572 @@
+"""Kinds of repositories and environments: what holds in a plain one holds in each of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import LIONWT, Repo, World, assert_nothing_left, assert_sound, whole_life
+
+HOOKS = ["applypatch-msg", "commit-msg", "fsmonitor-watchman", "post-applypatch", "post-checkout", "post-commit", "post-index-change", "post-merge", "post-receive", "post-rewrite", "post-update", "pre-applypatch", "pre-auto-gc", "pre-commit", "pre-merge-commit", "pre-push", "pre-rebase", "pre-receive", "prepare-commit-msg", "proc-receive", "push-to-checkout", "reference-transaction", "sendemail-validate", "update"]
+LEASE = ("lease", "r1", "-w", "w1", "--target", "work", "--policy", "merge_validated", "--owner-pid", "none", "--json")
+
+
+def files_under(path: Path) -> list[str]:
+    return sorted(str(found.relative_to(path)) for found in path.rglob("*")) if path.exists() else []
+
+
+def assert_nothing_made(world: World, repo: Repo, before: object) -> None:
+    """A refused lease left the checkout, the git directory and the state as they were."""
+    assert repo.snapshot() == before
+    assert not (repo.path / ".worktrees").exists()
+    assert repo.git("for-each-ref", "refs/heads/lionagi", "refs/lionwt") == ""
+    assert not (world.state("r1") / "workspaces.json").exists()
+    assert files_under(world.state("r1") / "git") == []
+    assert [name for name in files_under(world.state("r1")) if name.endswith(".json")] == []
+
+
+# ------------------------------------------------------------------ what the repository is made of
+
+
+def sha256_packed(world: World) -> Repo:
+    repo = world.repo(object_format="sha256")
+    repo.git("tag", "-a", "-m", "tag", "v1")
+    repo.git("pack-refs", "--all")
+    repo.git("gc", "-q")
+    return repo
+
+
+def alternates_loose_and_packed(world: World) -> Repo:
+    source = world.repo("source")
+    source.git("gc", "-q")
+    source.commit("loose", **{"f3.txt": "loose\n"})
+    source.git("switch", "-q", "main")
+    source.git("clone", "-q", "--shared", "--branch=work", ".", world.root / "repo")
+    return Repo(world.root / "repo", world.git_environment())
+
+
+def index_flavours(world: World) -> Repo:
+    """Every way in which git keeps an index that is not the plain one."""
+    fsmonitor = world.root / "fsmonitor"
+    fsmonitor.write_text(f"#!/bin/sh\ntouch {world.root}/fsmonitor-ran-$LIONWT\nprintf 'token\\0/\\0'\n")
+    fsmonitor.chmod(0o755)
+    world.env["LIONWT"] = "by-lionwt"
+    world.git_env["LIONWT"] = "by-operator"
+    for key, value in (
+        ("core.splitIndex", "true"),
+        ("core.untrackedCache", "true"),
+        ("core.preloadIndex", "true"),
+        ("core.fsmonitor", str(fsmonitor)),
+        ("index.version", "4"),
+    ):
+        world.config(key, value)
+    repo = world.repo()
+    repo.git("update-index", "--split-index")
+    repo.git("update-index", "--untracked-cache", "--index-version", "4")
+    repo.write("f3.txt", "more\n")
+    repo.git("commit", "-qam", "on the split index")
+    repo.status()
+    assert list((repo.path / ".git").glob("sharedindex.*"))
+    assert list(world.root.glob("fsmonitor-ran-by-operator"))
+    return repo
+
+
+def shallow(depth: int) -> Callable[[World], Repo]:
+    def make(world: World) -> Repo:
+        source = world.repo("source")
+        for number in range(4):
+            source.commit(f"commit {number}", **{"f3.txt": f"{number}\n"})
+        source.git("switch", "-q", "main")
+        url = f"file://{source.path}"
+        source.git("clone", "-q", f"--depth={depth}", "--branch=work", url, world.root / "repo")
+        shutil.rmtree(source.path)
+        return Repo(world.root / "repo", world.git_environment())
+
+    return make
+
+
+def partial_with_blobs(world: World) -> Repo:
+    repo = partial_clone(world, "work")
+    world.root.joinpath("source").rename(world.root / "unreachable")
+    return repo
+
+
+def partial_clone(world: World, branch: str) -> Repo:
+    source = world.repo("source")
+    source.git("config", "uploadpack.allowFilter", "true")
+    source.git("switch", "-q", "main")
+    source.commit("main goes on", **{"f1.txt": "only on main\n"})
+    url = f"file://{source.path}"
+    source.git("clone", "-q", "--filter=blob:none", f"--branch={branch}", url, world.root / "repo")
+    return Repo(world.root / "repo", world.git_environment())
+
+
+def submodule_of_another(world: World) -> Repo:
+    world.repo("source").git("switch", "-q", "main")
+    outer = world.repo("outer")
+    outer.git("submodule", "--quiet", "add", "-b", "work", world.root / "source", "inner")
+    outer.commit("with a submodule")
+    return Repo(outer.path / "inner", world.git_environment())
+
+
+def linked_worktree(world: World) -> Repo:
+    """The operator works in a linked worktree; the main one is on another branch, with its own config."""
+    main = world.repo("main-worktree")
+    main.git("switch", "-q", "main")
+    main.git("config", "extensions.worktreeConfig", "true")
+    main.git("config", "--worktree", "core.pager", "cat")
+    main.git("worktree", "add", "-q", world.root / "repo", "work")
+    return Repo(world.root / "repo", world.git_environment())
+
+
+def group_shared(world: World) -> Repo:
+    repo = world.repo()
+    repo.git("config", "core.sharedRepository", "group")
+    for path in (repo.path / ".git", *(repo.path / ".git").rglob("*")):
+        path.chmod(path.stat().st_mode | (0o2070 if path.is_dir() else 0o060))
+    return repo
+
+
+KINDS: dict[str, Callable[[World], Repo]] = {
+    "sha256, packed refs, gc": sha256_packed,
+    "alternates": alternates_loose_and_packed,
+    "index flavours": index_flavours,
+    "shallow, depth 1": shallow(1),
+    "shallow, depth 2": shallow(2),
+    "partial clone with its blobs": partial_with_blobs,
+    "submodule of another": submodule_of_another,
+    "linked worktree": linked_worktree,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_workers_live_and_land_in_a_repository_of_any_kind(world: World, kind: str) -> None:
+    """Design 6: SHA-1 and SHA-256; packed refs; shallow clones work; the whole kind is handled."""
+    repo = KINDS[kind](world)
+    whole_life(world, repo)
+    assert not (world.root / "fsmonitor-ran-by-lionwt").exists()
+
+
+# ------------------------------------------------------------------ where it lies, and from where it is called
+
+
+@pytest.mark.parametrize("locale", ["C.UTF-8", "C"])
+def test_a_path_may_hold_spaces_quotes_newlines_and_bytes_that_are_no_text(world: World, locale: str) -> None:
+    """Design 3 and 6: any path round-trips; bytes in and out; reached through a symlink and from a subdirectory."""
+    odd = os.fsdecode(b"a b\t'q\"\\ \xc3\xa9 \xff #;[x]\nline $(x) %s")
+    repo = world.repo(f"{odd}/repo")
+    (world.root / "link").symlink_to(repo.path.parent)
+    world.env |= {"LC_ALL": locale, "LANG": locale}
+    whole_life(world, repo, cwd=world.root / "link" / "repo" / "sub" / "dir")
+
+
+def test_lease_called_in_a_linked_worktree_pins_that_one_and_keeps_worktrees_under_the_main_one(world: World) -> None:
+    """Design 3: the worktree lies in the main worktree; the run was opened in the linked one."""
+    repo = linked_worktree(world)
+    repo.write("sub/marker", "untracked, and the operator's\n")
+    answer = world.lionwt(*LEASE, cwd=repo.path / "sub")
+    assert answer.code == 0, answer
+    run, lease = answer.json["run"], answer.json["leases"][0]
+    assert (run["repository"], run["checkout"]) == (str(world.root / "main-worktree"), str(repo.path))
+    assert lease["worktree_path"] == str(world.root / "main-worktree/.worktrees/lionagi/r1/w1")
+    main = Repo(world.root / "main-worktree", world.git_environment())
+    assert main.status() == ""
+    Repo(Path(lease["worktree_path"]), world.git_environment()).write("f1.txt", "w1\n")
+    assert world.lionwt("start", "r1", "w1").code == 0
+    assert world.freeze("r1", "w1").code == 0
+    # The main worktree on the same target as well: git would let one of them go stale.
+    main.git("switch", "-q", "--ignore-other-worktrees", "work")
+    blocked = world.promote("r1")
+    assert (blocked.code, blocked.error) == (4, "checkout_blocked")
+    assert str(main.path) in blocked.json["error"]["message"]
+    assert main.head("work") == answer.json["run"]["base_sha"]
+    main.git("switch", "-q", "main")
+    assert world.promote("r1").code == 0
+    assert (repo.path / "f1.txt").read_text() == "w1\n"
+    assert (main.path / "f1.txt").read_text() != "w1\n"
+    assert repo.status() == "?? sub/marker"
+    assert main.status() == ""
+    assert_nothing_left(world, main)
+
+
+def test_an_environment_that_names_another_repository_is_ignored(world: World, repo: Repo) -> None:
+    """Design 6: children get an environment built from nothing (case 37)."""
+    other = world.repo("other")
+    other.write("f1.txt", "staged\n")
+    other.git("add", "f1.txt")
+    before = other.snapshot()
+    git_dir = str(other.path / ".git")
+    world.env |= {
+        "GIT_DIR": git_dir,
+        "GIT_COMMON_DIR": git_dir,
+        "GIT_WORK_TREE": str(other.path),
+        "GIT_INDEX_FILE": f"{git_dir}/index",
+        "GIT_OBJECT_DIRECTORY": f"{git_dir}/objects",
+        "GIT_ALTERNATE_OBJECT_DIRECTORIES": f"{git_dir}/objects",
+        "GIT_PREFIX": "sub/",
+        "GIT_NAMESPACE": "other",
+        "GIT_CEILING_DIRECTORIES": str(repo.path),
+        "GIT_CONFIG_PARAMETERS": "'core.bare'='true'",
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "core.worktree",
+        "GIT_CONFIG_VALUE_0": str(other.path),
+        "GIT_REPLACE_REF_BASE": "refs/heads/",
+        "GIT_LITERAL_PATHSPECS": "0",
+        "GIT_ICASE_PATHSPECS": "1",
+        "GIT_DEFAULT_HASH": "sha256",
+        "GIT_TRACE": "1",
+    }
+    whole_life(world, repo, cwd=repo.path / "sub")
+    assert other.snapshot() == before
+    assert files_under(other.path / ".git/lionwt") == []
+
+
+def write_hook(path: Path, script: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/bash\nset -e\n{script}")
+    path.chmod(0o755)
+
+
+LIFE = """
+env | grep ^GIT_ >"$OUT/$RUN.env" || true
+cp "$GIT_INDEX_FILE" "$OUT/index.before" 2>/dev/null || true
+lionwt lease $RUN -w w1 --target work --policy merge_validated --owner-pid none --json >"$OUT/$RUN.lease"
+cmp "$GIT_INDEX_FILE" "$OUT/index.before" 2>/dev/null || test -z "$GIT_INDEX_FILE"
+lionwt start $RUN w1
+tree=$(dirname "$(pwd)")/main-worktree/.worktrees/lionagi/$RUN/w1
+echo "from $RUN" >"$tree/$RUN.txt"
+lionwt freeze $RUN w1 --succeeded
+"""
+
+
+def test_a_life_inside_the_hooks_of_a_commit_and_of_a_push_acts_on_the_right_repository(world: World) -> None:
+    """Design 6, case 38: lionwt works when called from a hook, with all that git exports there."""
+    repo = linked_worktree(world)
+    hooks = world.root / "main-worktree/.git/hooks"
+    remote = world.root / "remote.git"
+    repo.git("init", "-q", "--bare", remote)
+    env = {"PATH": f"{Path(LIONWT).parent}:{world.env['PATH']}", "OUT": str(world.root)}
+    env["LIONAGI_HOME"] = world.env["LIONAGI_HOME"]
+    repo.env.update(env)
+    write_hook(hooks / "pre-commit", "export RUN=before" + LIFE)
+    write_hook(hooks / "post-commit", "export RUN=after" + LIFE + "lionwt promote after\n")
+    write_hook(hooks / "pre-push", "export RUN=push" + LIFE + "lionwt promote push\n")
+    base = repo.head()
+    # A partial commit: git gives the pre-commit hook an index of its own making.
+    repo.write("f2.txt", "staged, not for this commit\n")
+    repo.git("add", "f2.txt")
+    repo.write("f1.txt", "committed\n")
+    repo.git("commit", "-q", "-m", "operator", "--", "f1.txt")
+    assert "GIT_INDEX_FILE=" in (world.root / "before.env").read_text()
+    assert "next-index" in (world.root / "before.env").read_text()
+    assert "GIT_DIR=" in (world.root / "before.env").read_text()
+    assert repo.git("show", "HEAD:after.txt") == "from after"
+    own = repo.head("HEAD^1")
+    assert repo.head("HEAD^1^") == base
+    assert repo.git("diff-tree", "--name-only", "-r", base, own) == "f1.txt"
+    assert repo.status() == "M  f2.txt"
+    repo.git("push", "-q", remote, "work:work")
+    # What is pushed had been settled before the hook; what the hook landed is here.
+    assert repo.git("ls-remote", remote, "refs/heads/work").split()[0] == repo.head("HEAD^1")
+    assert (repo.path / "push.txt").read_text() == "from push\n"
+    assert repo.status() == "M  f2.txt"
+    # The one that was frozen inside pre-commit started from the base of then, so it waits for a person.
+    moved = world.promote("before")
+    assert (moved.code, moved.error) == (4, "target_moved")
+    assert_nothing_left(world, Repo(world.root / "main-worktree", repo.env), "push")
+    assert_sound(repo)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("where", ["repository", "global"])
+def test_hooks_that_fail_or_hang_are_never_run(world: World, repo: Repo, where: str) -> None:
+    """Design 6, cases 42 and 43: hooks nowhere; lease, freeze and promote do not even notice them."""
+    ran = world.root / "ran"
+    folder = repo.path / ".git/hooks" if where == "repository" else world.root / "hooks"
+    ending = "exit 1" if where == "repository" else "exec sleep 1000"
+    for name in HOOKS:
+        write_hook(folder / name, f"echo {name} >>{ran}\n{ending}\n")
+    if where == "global":
+        world.config("core.hooksPath", str(folder))
+    world.git_env |= {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "core.hooksPath",
+        "GIT_CONFIG_VALUE_0": "/dev/null",
+    }
+    repo.env.update(world.git_env)
+    whole_life(world, repo)
+    assert not ran.exists()
+
+
+# ------------------------------------------------------------------ who the operator is, and what the caller's process is like
+
+
+def test_without_an_identity_the_commits_carry_lionwts_own(world: World, repo: Repo) -> None:
+    """Design 7, case 77: no user.name and user.email anywhere, and user.useConfigOnly."""
+    (world.home / ".gitconfig").write_text("[user]\n\tuseConfigOnly = true\n")
+    worker = world.lease("r1", "w1")["w1"]
+    worker.write("new.txt", "new\n")
+    assert world.freeze("r1", "w1").code == 0
+    assert world.promote("r1").code == 0
+    people = repo.git("log", "--format=%an <%ae> %cn <%ce>", f"{world.lease_file('r1', 'w1')['lease']['base_sha']}..")
+    assert people.splitlines() == ["lionwt <lionwt@localhost> lionwt <lionwt@localhost>"] * 2
+    assert_sound(repo)
+
+
+@pytest.mark.parametrize(
+    ("name", "email", "expected"),
+    [
+        ("Zoë <x>\nEvil", "zoë@example.invalid", "Zoë xEvil <zoë@example.invalid>"),
+        ("...", "  ", "lionwt <lionwt@localhost>"),
+    ],
+)
+def test_an_odd_identity_is_no_obstacle(world: World, repo: Repo, name: str, email: str, expected: str) -> None:
+    """Design 7: the operator's identity as git would take it; where git would take none, lionwt's own."""
+    world.config("user.name", name)
+    world.config("user.email", email)
+    world.lease("r1", "w1")["w1"].write("new.txt", "new\n")
+    assert world.freeze("r1", "w1").code == 0
+    assert world.promote("r1").code == 0
+    assert repo.git("log", "-1", "--format=%an <%ae>") == expected
+    assert_sound(repo)
+
+
+def test_umask_077_makes_what_git_would_make_and_changes_no_mode_of_the_operators(world: World, repo: Repo) -> None:
+    """Design 3: git children keep the caller's umask; the operator's files keep their modes."""
+    exclude = repo.path / ".git/info/exclude"
+    exclude.chmod(0o664)
+    old = os.umask(0o077)
+    try:
+        workers = world.lease("r1", "w1")
+        worker = workers["w1"]
+        worker.write("new.txt", "new\n")
+        assert world.freeze("r1", "w1").code == 0
+        assert stat.S_IMODE((worker.path / "f1.txt").stat().st_mode) == 0o600
+        assert world.promote("r1").code == 0
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(exclude.stat().st_mode) == 0o664
+    assert stat.S_IMODE((repo.path / "new.txt").stat().st_mode) == 0o600
+    assert stat.S_IMODE((repo.path / "f1.txt").stat().st_mode) == 0o644
+    assert repo.status() == ""
+
+
+def test_a_repository_shared_with_a_group_stays_shared(world: World) -> None:
+    """Design 6: core.sharedRepository is taken into the private directory; case of umask 077 beside it."""
+    repo = group_shared(world)
+    old = os.umask(0o077)
+    try:
+        whole_life(world, repo)
+    finally:
+        os.umask(old)
+    own = repo.path / ".git/lionwt"
+    narrow = [
+        str(path.relative_to(repo.path))
+        for path in (repo.path / ".git").rglob("*")
+        if path != own
+        and own not in path.parents
+        # git itself makes objects read-only for everybody.
+        and not path.stat().st_mode & (0o070 if path.is_dir() else 0o040)
+    ]
+    assert narrow == []
+    assert (repo.path / ".git/index").stat().st_mode & 0o060 == 0o060
+    assert (repo.path / ".git/refs/heads/work").stat().st_mode & 0o060 == 0o060
+
+
+def test_a_lease_from_a_directory_that_is_gone_says_so(world: World, repo: Repo) -> None:
+    """Case 66: a removed current directory is an answer, not a crash; with --repo it does not matter."""
+    gone = world.root / "gone"
+    gone.mkdir()
+    script = f'cd {gone} && rmdir {gone} && exec "$@"'
+    command = ["bash", "-c", script, "bash", LIONWT, *LEASE]
+    before = repo.snapshot()
+    done = subprocess.run(command, env=world.environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done
+    assert "current directory has been removed" in done.stdout
+    assert done.stderr == ""
+    assert_nothing_made(world, repo, before)
+    gone.mkdir()
+    done = subprocess.run([*command, "--repo", repo.path], env=world.environment(), capture_output=True, check=False)
+    assert done.returncode == 0, done
+    gone.mkdir()
+    start = ["bash", "-c", script, "bash", LIONWT, "start", "r1", "w1"]
+    assert subprocess.run(start, env=world.environment(), capture_output=True, check=False).returncode == 0
+
+
+def test_home_may_be_unset(world: World, repo: Repo) -> None:
+    """Design 3: LIONAGI_HOME is enough; git then has no global configuration."""
+    del world.env["HOME"]
+    world.lease("r1", "w1")["w1"].write("new.txt", "new\n")
+    assert world.freeze("r1", "w1").code == 0
+    assert world.promote("r1").code == 0
+    assert repo.git("log", "-1", "--format=%an") == "lionwt"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_no_obstacle(world: World, repo: Repo, closed: str) -> None:
+    """Design 5: the exit code says what happened, whatever became of the streams."""
+    script = f'"$@" {closed}'
+    command = ["bash", "-c", script, "bash", LIONWT]
+    for arguments, code in ((LEASE, 0), (LEASE, 3), (("start", "r1", "w1"), 0), (("start",), 2)):
+        done = subprocess.run(
+            [*command, *arguments],
+            cwd=repo.path,
+            env=world.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, (arguments, done)
+        assert "Traceback" not in done.stderr
+    assert world.lease_file("r1", "w1")["lease"]["state"] == "running"
+    assert repo.git("fsck", "--strict") == ""
+
+
+def test_an_answer_that_cannot_be_written_is_reported_and_what_was_done_stands(world: World, repo: Repo) -> None:
+    """Design 5: a full disk behind stdout is a failure of the system (exit 8), without a traceback."""
+    for arguments, code in ((LEASE, 8), (("start", "r1", "w1", "--json"), 8), (("start", "r1", "w9", "--json"), 3)):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [LIONWT, *arguments],
+                cwd=repo.path,
+                env=world.environment(),
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        assert done.returncode == code, (arguments, done)
+        assert "Traceback" not in done.stderr
+        assert "No space left on device" in done.stderr
+        assert len(done.stderr.splitlines()) <= 2, done.stderr
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [LIONWT, "--version"], env=world.environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 8
+    assert world.lease_file("r1", "w1")["lease"]["state"] == "running"
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+def test_a_bare_repository_is_refused(world: World) -> None:
+    """Design 6: a bare repository is refused, also behind a linked worktree (case 46)."""
+    source = world.repo("source")
+    source.git("clone", "-q", "--bare", ".", world.root / "bare.git")
+    bare = Repo(world.root / "bare.git", world.git_environment())
+    bare.git("worktree", "add", "-q", world.root / "repo", "work")
+    for place in (bare.path, bare.path / "refs", world.root / "repo"):
+        before = files_under(world.root)
+        answer = world.lionwt(*LEASE, cwd=place)
+        assert (answer.code, answer.error) == (3, "repository_unsupported"), (place, answer)
+        assert "nothing was made" in answer.json["error"]["message"]
+        assert answer.json["error"]["hint"]
+        assert files_under(world.root) == before
+
+
+def test_a_repository_without_commits_is_refused(world: World) -> None:
+    """Design 6, case 60: an unborn repository is refused."""
+    repo = Repo(world.root / "repo", world.git_environment())
+    repo.path.mkdir()
+    repo.git("init", "-q", "-b", "work")
+    for target in ("work", "HEAD", "main"):
+        before = files_under(world.root)
+        answer = world.lionwt("lease", "r1", "-w", "w1", "--target", target, "--json")
+        assert (answer.code, answer.error) == (3, "repository_unsupported"), answer
+        assert files_under(world.root) == before
+
+
+def test_no_repository_and_the_inside_of_a_git_directory_are_refused(world: World, repo: Repo) -> None:
+    """Design 6: discovery answers clearly where there is nothing to work in."""
+    outside = world.root / "outside"
+    outside.mkdir()
+    (world.root / "broken").mkdir()
+    (world.root / "broken/.git").write_text("gitdir: /nowhere\n")
+    before = repo.snapshot()
+    for place in (outside, repo.path / ".git", repo.path / ".git/refs", world.root / "broken"):
+        answer = world.lionwt(*LEASE, cwd=place)
+        assert (answer.code, answer.error) == (3, "repository_unsupported"), (place, answer)
+        assert answer.json["error"]["hint"]
+        assert_nothing_made(world, repo, before)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="chown needs root")
+def test_a_repository_of_somebody_else_is_refused_with_gits_own_words(world: World, repo: Repo) -> None:
+    """Case 81: git's message is passed on, and what to type next."""
+    before = repo.snapshot()
+    for path in (repo.path, *repo.path.rglob("*")):
+        os.chown(path, 12345, 12345, follow_symlinks=False)
+    answer = world.lionwt(*LEASE)
+    assert (answer.code, answer.error) == (8, "git_failed")
+    assert "dubious ownership" in answer.json["error"]["message"]
+    assert "safe.directory" in answer.json["error"]["hint"]
+    world.config("safe.directory", str(repo.path))
+    assert_nothing_made(world, repo, before)
+    # The operator's answer to the hint is honoured.
+    assert world.lionwt(*LEASE).code == 0
+
+
+def test_a_git_that_is_too_old_or_missing_is_refused(world: World, repo: Repo) -> None:
+    """Design 6: git 2.38 or newer is checked once, with a clear error."""
+    fake = world.root / "bin/git"
+    write_hook(fake, f"touch {world.root}/ran-$1\n[ $1 = version ] || exit 99\necho git version 2.30.0\n")
+    fake.write_text(fake.read_text().replace("$1", "${@: -1}"))
+    before = repo.snapshot()
+    old = world.lionwt(*LEASE, env={"PATH": f"{fake.parent}:{world.env['PATH']}"})
+    assert (old.code, old.error) == (8, "git_unsupported")
+    assert "2.30.0" in old.json["error"]["message"] and "2.38" in old.json["error"]["message"]
+    assert [path.name for path in world.root.glob("ran-*")] == ["ran-version"]
+    none = world.lionwt(*LEASE, env={"PATH": "/nowhere"})
+    assert (none.code, none.error) == (8, "git_unsupported")
+    assert "PATH" in none.json["error"]["hint"]
+    assert_nothing_made(world, repo, before)
+    world.lease("r1", "w1")
+    lease = (world.state("r1") / "workspaces/w1.json").read_bytes()
+    gone = world.lionwt("freeze", "r1", "w1", "--succeeded", "--json", env={"PATH": "/nowhere"})
+    assert (gone.code, gone.error) == (8, "git_unsupported")
+    assert (world.state("r1") / "workspaces/w1.json").read_bytes() == lease
+
+
+def test_a_partial_clone_that_lacks_blobs_and_its_remote_is_refused_and_undone(world: World) -> None:
+    """Design 6, case 56: what is missing in a partial clone fails clearly; nothing is left."""
+    repo = partial_clone(world, "work")
+    repo.git("branch", "-q", "other", "origin/main")
+    (world.root / "source").rename(world.root / "unreachable")
+    whole = repo.path / ".git/info/exclude"
+    whole.write_text(whole.read_text() + "/.worktrees/\n")
+    before = repo.snapshot()
+    started = time.monotonic()
+    answer = world.lionwt("lease", "r1", "-w", "w1", "-w", "w2", "--target", "other", "--json")
+    assert (answer.code, answer.error) == (8, "git_failed")
+    assert time.monotonic() - started < 30
+    error = answer.json["error"]
+    assert "partial clone" in error["message"] and "nothing was made" in error["message"], error
+    assert "git" in error["hint"] and "fetch" in error["hint"], error
+    assert_nothing_made(world, repo, before)
+    assert_nothing_left(world, repo)
+    # The blobs that are there suffice.
+    assert world.lionwt(*LEASE).code == 0
+
+
+def test_two_thousand_branches_do_not_slow_a_life_down(world: World, repo: Repo) -> None:
+    """Design 11: the number of git processes does not depend on what else the repository holds."""
+    lines = "".join(
+        f"create refs/{kind}/x/{number} HEAD\n" for number in range(1000) for kind in ("heads", "remotes/o")
+    )
+    subprocess.run(["git", "update-ref", "--stdin"], input=lines.encode(), cwd=repo.path, env=repo.env, check=True)
+    started = time.monotonic()
+    worker = world.lease("r1", "w1")["w1"]
+    worker.commit("worker", **{"f1.txt": "one\n"})
+    assert world.freeze("r1", "w1").code == 0
+    assert world.promote("r1").code == 0
+    assert time.monotonic() - started < 20
+    assert repo.git("for-each-ref", "refs/heads/x", "--format=x").count("x") == 1000
