@@ -25,6 +25,7 @@ from lionwt.errors import LionwtError
 from lionwt.repository import Repository
 
 _OPERATOR_SCOPES = ("system", "global", "command")
+_NO_IDENTITY = "".join(map(chr, range(33))) + ".,:;<>\"\\'"  # what git strips from the ends of an identity
 _FILTER_PROGRAMS = ("clean", "smudge", "process")
 
 
@@ -101,10 +102,15 @@ def read_settings(repository: Repository, trusted_filters: Sequence[str]) -> Set
             key: merged[key] for key in ("core.autocrlf", "core.eol", "core.sharedrepository") if key in merged
         },
         attributes=_attributes(attributes, repository.checkout),
-        user_name=merged.get("user.name") or None,
-        user_email=merged.get("user.email") or None,
+        user_name=_identity(merged.get("user.name", "")),
+        user_email=_identity(merged.get("user.email", "")),
         default_branch=own.get("init.defaultbranch"),
     )
+
+
+def _identity(value: str) -> str | None:
+    """A name or address as git takes it; None where git would find nothing in it and refuse to commit."""
+    return value if value.strip(_NO_IDENTITY) else None
 
 
 def _filters(own: Mapping[str, str], local: Mapping[str, str], trusted: Sequence[str]) -> dict[tuple[str, str], str]:
