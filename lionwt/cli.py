@@ -268,7 +268,6 @@ def run(arguments: list[str]) -> int:
 
 def _answer(arguments: list[str], command: str) -> Answer:
     try:
-        _leave_removed_directory()
         return _ask(arguments, command)
     except LionwtError as error:
         # Who types the bare command wants to see what there is.
@@ -278,6 +277,10 @@ def _answer(arguments: list[str], command: str) -> Answer:
         usage = LionwtError("usage", f"{text}; nothing was changed", hint=f"see: {_help_of(command)}")
         return answers.of_error(command, usage)
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and error.filename is None and not _stands_somewhere():
+            gone = "the current directory has been removed; nothing was changed"
+            hint = "cd somewhere, or name every path from the root"
+            return answers.of_error(command, LionwtError("usage", gone, hint=hint))
         return answers.of_error(command, from_os_error(error, f"{command} failed"))
     except Exception as error:
         return answers.of_bug(command, error)
@@ -297,12 +300,13 @@ def _help_of(command: str) -> str:
     return "lionwt --help" if command == "lionwt" else f"lionwt {command} --help"
 
 
-def _leave_removed_directory() -> None:
-    """A command must not die because the directory it was called in has been removed."""
+def _stands_somewhere() -> bool:
+    """Whether the directory in which the command was called is still there."""
     try:
         os.getcwd()
     except FileNotFoundError:
-        os.chdir("/")
+        return False
+    return True
 
 
 #: typer carries its own parser; its errors are found through a name that it exports.
