@@ -330,7 +330,7 @@ def test_hooks_that_fail_or_hang_are_never_run(world: World, repo: Repo, where: 
     assert not ran.exists()
 
 
-# ------------------------------------------------------------------ who the operator is, and what the caller's process is like
+# ---------------------------------------------------------------- the operator, and the process that calls
 
 
 def test_without_an_identity_the_commits_carry_lionwts_own(world: World, repo: Repo) -> None:
