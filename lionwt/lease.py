@@ -532,6 +532,9 @@ def _failed(run: Run, error: BaseException, made: _Made) -> BaseException:
     if not isinstance(error, LionwtError):
         return error
     message, hint = error.message, error.hint
+    if error.code == "git_failed" and repository.is_partial_clone(run.common_dir):
+        message += "; this is a partial clone, and lionwt fetches nothing"
+        hint = f"fetch what is missing first: git -C {run.file.checkout.path} fetch --refetch --no-filter"
     if left:
         message += f"; what this call had made could not all be undone: {'; '.join(left)}"
         hint = f"clear what is named, then: lionwt reconcile {run.argument}"

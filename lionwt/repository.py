@@ -293,6 +293,16 @@ def changes_of_shared_config(run: RunFile) -> dict[str, str]:
     return changes
 
 
+def is_partial_clone(common_dir: Path) -> bool:
+    """Whether objects may be missing here that a remote has."""
+    reader = git.Git(env=git.shared(str(common_dir)).env)
+    found = reader.run(
+        "config", "--file", common_dir / "config", "--get-regexp", r"^(extensions\.partialclone|remote\..*\.promisor)$",
+        ok=(0, 1, 128),
+    )  # fmt: skip
+    return found.code == 0
+
+
 def require_safe_config(run: RunFile) -> None:
     """Raise ``repository_unsafe`` when a changed shared config makes git act elsewhere.
 
