@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 import time
 from collections.abc import Sequence
@@ -197,7 +198,7 @@ class Checkout:
 
     def require_clear(self, lock: IndexLock, expected: str, merge: str) -> None:
         """Raise ``checkout_blocked`` when an operator's file is in the way of the merge."""
-        private = self.private(lock.copy)
+        private = self._as_sparse_as_it_is(self.private(lock.copy))
         private.run(
             "update-index", "-q", "--ignore-submodules", "--refresh", ok=(0, 1), timeout=git.CONTENT
         )  # 1: something differs
@@ -218,6 +219,26 @@ class Checkout:
                 f"{git.text(in_way)!r} in {self.root} is in the way (git ignores it, and would overwrite it)",
                 "move it away, then promote again",
             )
+
+    def _as_sparse_as_it_is(self, private: git.Git) -> git.Git:
+        """The same, under the operator's own sparse definition: what is left out there stays left out.
+
+        Only where the index does leave out something: a definition that came
+        from elsewhere must not take files out of a whole checkout.
+        """
+        definition = self.git_dir / "info" / "sparse-checkout"
+        if not definition.is_file() or self._setting("core.sparseCheckout") != "true":
+            return private
+        if not any(row.startswith(b"S ") for row in git.records(private.run("ls-files", "-z", "-t").out)):
+            return private
+        shutil.copyfile(definition, self.run.paths.git_dir / "info" / "sparse-checkout")
+        cone = self._setting("core.sparseCheckoutCone") or "true"
+        return private.with_flags("-c", "core.sparseCheckout=true", "-c", f"core.sparseCheckoutCone={cone}")
+
+    def _setting(self, key: str) -> str:
+        """A truth value from the checkout's own configuration; empty when there is none."""
+        found = self.shared().run("config", "--type=bool", "--get", key, ok=(0, 1, 128))
+        return git.text(found.out).strip() if found.code == 0 else ""
 
     def _hidden_obstacle(self, private: git.Git, added: Sequence[bytes]) -> bytes | None:
         """The first path that an added one would destroy though git does not mind: ignored files."""
@@ -242,7 +263,7 @@ class Checkout:
 
     def forward(self, lock: IndexLock, expected: str, merge: str, keep_fd: int) -> list[str]:
         """Bring tree and index copy from ``expected`` to ``merge``; returns paths left as they are."""
-        private = self.private(lock.copy).keeping(keep_fd)
+        private = self._as_sparse_as_it_is(self.private(lock.copy)).keeping(keep_fd)
         done = private.run("read-tree", "-m", "-u", expected, merge, ok=(0, 1, 128), timeout=git.CONTENT)
         if done.code == 0:
             return []

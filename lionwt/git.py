@@ -104,6 +104,9 @@ class Git:
     def with_env(self, **env: str | os.PathLike[str]) -> Git:
         return replace(self, env={**self.env, **{key: os.fspath(value) for key, value in env.items()}})
 
+    def with_flags(self, *flags: str) -> Git:
+        return replace(self, flags=(*self.flags, *flags))
+
     def keeping(self, *fds: int) -> Git:
         """The same, whose children keep ``fds`` open and outlive a signal to lionwt's group."""
         return replace(self, keep_fds=fds)
