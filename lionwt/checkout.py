@@ -221,19 +221,25 @@ class Checkout:
             )
 
     def _as_sparse_as_it_is(self, private: git.Git) -> git.Git:
-        """The same, under the operator's own sparse definition: what is left out there stays left out.
+        """The same, under the operator's own sparse definition: what is left out there stays left out."""
+        definition = self._sparse_definition(private)
+        if definition is None:
+            return private
+        shutil.copyfile(definition, self.run.paths.git_dir / "info" / "sparse-checkout")
+        cone = self._setting("core.sparseCheckoutCone") or "true"
+        return private.with_flags("-c", "core.sparseCheckout=true", "-c", f"core.sparseCheckoutCone={cone}")
+
+    def _sparse_definition(self, private: git.Git) -> Path | None:
+        """The file that says what the operator has checked out, where that is not everything.
 
         Only where the index does leave out something: a definition that came
         from elsewhere must not take files out of a whole checkout.
         """
         definition = self.git_dir / "info" / "sparse-checkout"
         if not definition.is_file() or self._setting("core.sparseCheckout") != "true":
-            return private
-        if not any(row.startswith(b"S ") for row in git.records(private.run("ls-files", "-z", "-t").out)):
-            return private
-        shutil.copyfile(definition, self.run.paths.git_dir / "info" / "sparse-checkout")
-        cone = self._setting("core.sparseCheckoutCone") or "true"
-        return private.with_flags("-c", "core.sparseCheckout=true", "-c", f"core.sparseCheckoutCone={cone}")
+            return None
+        tagged = git.records(private.run("ls-files", "-z", "-t", timeout=git.CONTENT).out)
+        return definition if any(row.startswith(b"S ") for row in tagged) else None
 
     def _setting(self, key: str) -> str:
         """A truth value from the checkout's own configuration; empty when there is none."""
@@ -311,17 +317,29 @@ class Checkout:
         writable, left = self._sort_out(changes, held)
         lines = []
         for change in changes:
-            entry, skipped = held.get(change.path, (None, False))
+            entry, _ = held.get(change.path, (None, False))
             if entry is None or entry in (change.old, change.new):
                 lines.append(_index_line(change))
-            if skipped and change in writable and not os.path.lexists(self._absolute(change.path)):
-                writable.remove(change)
         private.run("update-index", "-z", "--index-info", stdin=b"".join(lines), timeout=git.CONTENT)
-        self._write_files(private, writable, left)
-        skips = [change.path for change in changes if held.get(change.path, (None, False))[1] and change.status != "D"]
+        skips = {change.path for change in changes if held.get(change.path, (None, False))[1]}
+        skips |= self._left_out(private, [change.path for change in changes if change.path not in held])
+        skips = {change.path for change in changes if change.path in skips and change.status != "D"}
+        absent = {path for path in skips if not os.path.lexists(self._absolute(path))}
+        self._write_files(private, [change for change in writable if change.path not in absent], left)
         if skips:
-            private.run("update-index", "-z", "--skip-worktree", "--stdin", stdin=b"".join(p + b"\0" for p in skips))
+            private.run(
+                "update-index", "-z", "--skip-worktree", "--stdin", stdin=b"".join(p + b"\0" for p in sorted(skips))
+            )
         return sorted({git.text(path) for path in left})
+
+    def _left_out(self, private: git.Git, new: Sequence[bytes]) -> set[bytes]:
+        """The paths among ``new`` entries of the index that the operator's sparse definition leaves out."""
+        definition = self._sparse_definition(private) if new else None
+        if definition is None:
+            return set()
+        # What the definition takes in is what it would exclude, read as an exclude file.
+        listed = private.run("ls-files", "-z", "-c", "-i", f"--exclude-from={definition}", timeout=git.CONTENT)
+        return set(new).difference(git.records(listed.out))
 
     def _absolute(self, path: bytes) -> bytes:
         return os.path.join(os.fsencode(self.root), path)
