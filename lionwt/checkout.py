@@ -366,7 +366,8 @@ class Checkout:
         for change in changes:
             entry, skipped = held.get(change.path, (None, False))
             staged = entry is not None and entry not in (change.old, change.new)
-            known = change.path in as_old or change.path in as_new or change.path in torn or skipped
+            known = change.path in as_old or change.path in as_new or change.path in torn
+            known = known or (skipped and not os.path.lexists(self._absolute(change.path)))
             if known and not staged:
                 writable.append(change)
             else:
