@@ -36,6 +36,9 @@ CONTENT: Final = 1800.0
 #: Seconds between asking a git to stop and killing it.
 GRACE: Final = 5.0
 
+#: A file system with less free space (bytes) is full.
+FULL: Final = 1 << 20
+
 MINIMUM: Final = (2, 38)
 
 # Each entry answers a way in which an inherited environment or a worker's
@@ -85,11 +88,15 @@ _OID = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 @dataclass(frozen=True)
 class Result:
-    """What a git child answered; ``out`` is empty where stdout went to a file."""
+    """What a git child answered; ``out`` is empty where stdout went to a file.
+
+    ``places`` are the directories it may have written to.
+    """
 
     code: int
     out: bytes
     err: bytes
+    places: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -156,10 +163,14 @@ class Git:
                 raise
             errors.seek(0)
             err = errors.read(64 * 1024)
-        result = Result(child.returncode, out or b"", err)
+        result = Result(child.returncode, out or b"", err, self._places())
         if result.code not in ok:
             raise failure(arguments, result)
         return result
+
+    def _places(self) -> tuple[str, ...]:
+        named = ("GIT_DIR", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_WORK_TREE")
+        return tuple(self.env[name] for name in named if name in self.env)
 
     def line(self, *arguments: Word, **options: object) -> str:
         """The single line a command prints."""
@@ -191,13 +202,25 @@ def failure(arguments: Sequence[Word], result: Result) -> LionwtError:
     """The error of a git child that ended with an unexpected status."""
     said = text(result.err).strip()[-2000:] or f"exit status {result.code}"
     lowered = said.lower()
-    if "no space left on device" in lowered or "disk quota exceeded" in lowered:
+    if "no space left on device" in lowered or "disk quota exceeded" in lowered or _is_full(result.places):
         return LionwtError(
             "no_space", f"git {_verb(arguments)}: {said}", hint="free some space, then run the same command again"
         )
     return LionwtError(
         "git_failed", f"git {_verb(arguments)} failed: {said}", diagnostics={"status": result.code, "stderr": said}
     )
+
+
+def _is_full(places: Iterable[str]) -> bool:
+    """Whether a file system is full: git often says only that it was unable to write."""
+    for place in places:
+        try:
+            seen = os.statvfs(place)
+        except OSError:
+            continue
+        if seen.f_bavail * seen.f_frsize < FULL or (seen.f_files and not seen.f_favail):
+            return True
+    return False
 
 
 def _verb(arguments: Sequence[Word]) -> str:
