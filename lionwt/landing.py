@@ -15,7 +15,7 @@ from typing import Any
 
 from lionwt import git, names, repository, store
 from lionwt.checkout import Checkout, IndexLock
-from lionwt.errors import LionwtError
+from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
 from lionwt.records import Intent, Landing, LeaseFile, Outcome
 from lionwt.session import Run
@@ -124,9 +124,12 @@ def land(run: Run, file: LeaseFile, expected: str, tree: str, lock_fd: int) -> L
             _move(run, expected, commit, lock_fd)
             has_moved = True
             point("promote.moved")
-            left = checkout.forward(lock, expected, commit, lock_fd)
-            point("promote.updated")
-            checkout.install(lock)
+            try:
+                left = checkout.forward(lock, expected, commit, lock_fd)
+                point("promote.updated")
+                checkout.install(lock)
+            except (LionwtError, OSError) as error:
+                raise unfinished(run, commit, error) from error
             point("promote.index_renamed")
             return landed(run, journalled, landing, left)
     except BaseException:
@@ -142,6 +145,20 @@ def _take_back(run: Run, before: LeaseFile, checkout: Checkout, lock: IndexLock)
         if now.intent is not None:
             run.store.write(before.model_copy(update={"serial": now.serial}))
         checkout.give_back(lock)
+
+
+def unfinished(run: Run, commit: str, error: LionwtError | OSError) -> LionwtError:
+    """The error of a landing that is past its commit point and has to be finished forward."""
+    root = run.file.checkout.path
+    if isinstance(error, OSError):
+        error = from_os_error(error, f"updating {root}")
+    return LionwtError(
+        error.code,
+        f"{names.short_branch(run.file.target)!r} was moved to {commit}, but {root} could not be brought there: "
+        f"{error.message}; git refuses to work there until it is",
+        hint=error.hint or "mend what is named, then run the same command again: it finishes the landing",
+        diagnostics=error.diagnostics,
+    )
 
 
 def landed(run: Run, file: LeaseFile, landing: Landing, left: list[str]) -> LeaseFile:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lionwt import git, landing, teardown
 from lionwt.checkout import Checkout, IndexLock
+from lionwt.errors import LionwtError
 from lionwt.records import Landing, LeaseFile, Outcome
 from lionwt.session import Run
 
@@ -78,9 +79,12 @@ def _bring_forward(run: Run, file: LeaseFile, intended: Landing, head: str, lock
         _drop_lock(run, intended)
         return []  # the operator has gone elsewhere; git brought that checkout there
     lock = _adopt_lock(checkout, intended, file)
-    # Should this fail, the lock stays: git must refuse until it is finished.
-    left = checkout.repair(lock, intended.expected, intended.merge, lock_fd, head)
-    checkout.install(lock)
+    try:
+        left = checkout.repair(lock, intended.expected, intended.merge, lock_fd, head)
+        checkout.install(lock)
+    except (LionwtError, OSError) as error:
+        # The lock stays: git must refuse until it is finished.
+        raise landing.unfinished(run, intended.merge, error) from error
     return left
 
 
