@@ -95,7 +95,7 @@ class Capture:
 @dataclass(frozen=True)
 class _WorkerIndex:
     names: frozenset[bytes] = frozenset()
-    gitlinks: frozenset[bytes] = frozenset()
+    gitlinks: dict[bytes, str] = field(default_factory=dict)
     unmerged: tuple[bytes, ...] = ()
     flagged: tuple[bytes, ...] = ()
     skipped: dict[bytes, Entry] = field(default_factory=dict)
@@ -189,11 +189,13 @@ class Capturer:
     def _look(self, theirs: _WorkerIndex) -> dict[bytes, Signature | None]:
         """Bring the index up to the worktree; returns the paths that were looked at, as they were then."""
         if theirs.gitlinks:
-            self._allowed |= theirs.gitlinks & self._named_submodules()
+            self._allowed |= theirs.gitlinks.keys() & self._named_submodules()
         dirty, others = self._dirty_and_others()
         found = [*dirty, *(name for name in others if not name.endswith(b"/"))]
         looked = {name: self._signature(name) for name in found}
         self._update(found)
+        if theirs.gitlinks:
+            looked.update({name: self._signature(name) for name in self._take_unpopulated(theirs.gitlinks)})
         return looked
 
     def _corrected(self, theirs: _WorkerIndex, absent: dict[bytes, Entry]) -> dict[bytes, Entry]:
@@ -233,6 +235,25 @@ class Capturer:
     def _is_readable(self, name: bytes) -> bool:
         path = os.path.join(os.fsencode(self.root), name)
         return os.path.islink(path) or os.access(path, os.R_OK)
+
+    def _take_unpopulated(self, gitlinks: dict[bytes, str]) -> list[bytes]:
+        """Take submodules without a checkout from the worker's index: nothing on disk could tell their commit."""
+        held = self._entries()
+        root = os.fsencode(self.root)
+        wanted = []
+        for name, oid in gitlinks.items():
+            entry = held.get(name)
+            known = name in self._allowed if entry is None else entry.mode == GITLINK and entry.oid != oid
+            if (
+                known
+                and _is_empty_dir(os.path.join(root, name))
+                and not self._beyond_link(root, os.path.dirname(name), {})
+            ):
+                wanted.append(name)
+        if wanted:
+            lines = b"".join(f"{GITLINK} {gitlinks[name]}\t".encode() + name + b"\0" for name in wanted)
+            self.git.run("update-index", "-z", "--index-info", stdin=lines, timeout=git.CONTENT)
+        return wanted
 
     def _named_submodules(self) -> frozenset[bytes]:
         """The submodule paths that the worktree's own ``.gitmodules`` names."""
@@ -334,12 +355,12 @@ class Capturer:
 
     def _worker_index(self) -> _WorkerIndex:
         if not self.admin_dir.exists():
-            return _WorkerIndex(frozenset(), frozenset(), (), ())  # somebody removed the registration
+            return _WorkerIndex()  # somebody removed the registration
         listed = self.worker_git.run("ls-files", "-z", "-s", "-v", ok=(0, 128), timeout=git.CONTENT)
         if listed.code:
             return _WorkerIndex(broken=git.text(listed.err).strip())
         found: set[bytes] = set()
-        gitlinks: set[bytes] = set()
+        gitlinks: dict[bytes, str] = {}
         unmerged: dict[bytes, None] = {}
         flagged: list[bytes] = []
         skipped: dict[bytes, Entry] = {}
@@ -348,14 +369,21 @@ class Capturer:
             tag, mode, oid, stage = meta.split(b" ")
             found.add(name)
             if mode == GITLINK.encode():
-                gitlinks.add(name)
+                gitlinks[name] = oid.decode("ascii")
             if stage != b"0":
                 unmerged[name] = None
             elif tag not in (b"H", b"M"):
                 flagged.append(name)
                 if tag in (b"S", b"s"):
                     skipped[name] = Entry(mode.decode("ascii"), oid.decode("ascii"))
-        return _WorkerIndex(frozenset(found), frozenset(gitlinks), tuple(unmerged), tuple(flagged), skipped)
+        return _WorkerIndex(frozenset(found), gitlinks, tuple(unmerged), tuple(flagged), skipped)
+
+
+def _is_empty_dir(path: bytes) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode) and not os.listdir(path)
+    except OSError:
+        return False
 
 
 def _parents(name: bytes) -> list[bytes]:
