@@ -274,7 +274,8 @@ def _answer(arguments: list[str], command: str) -> Answer:
         return answers.of_error(command, error, None if arguments else _ask(["--help"], command))
     except _ClickError as error:
         text = error.format_message().replace("Value error, ", "").rstrip(".")
-        usage = LionwtError("usage", f"{text}; nothing was changed", hint=f"see: {_help_of(command)}")
+        untouched = " Nothing was changed" if text.endswith("?") else "; nothing was changed"
+        usage = LionwtError("usage", text + untouched, hint=f"see: {_help_of(command)}")
         return answers.of_error(command, usage)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and error.filename is None and not _stands_somewhere():
@@ -290,7 +291,7 @@ def _ask(arguments: list[str], command: str) -> Answer:
     """Let typer parse and call. Whatever is printed on the way is help, and part of the answer."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        result = app(arguments, standalone_mode=False)
+        result = app(arguments, prog_name="lionwt", standalone_mode=False)
     if isinstance(result, Answer):
         return result
     return answers.of_text(command, said.getvalue())

@@ -177,7 +177,7 @@ class Store:
         if run is None:
             raise LionwtError(
                 "run_unknown",
-                f"run {self.paths.run_id!r} has not been opened (no {self.paths.run_file})",
+                f"run {self.paths.run_id!r} has not been opened (no {self.paths.run_file}); nothing was changed",
                 hint="check the run id and LIONAGI_HOME; lionwt lease RUN -w WORKER --target BRANCH opens a run",
             )
         return run
