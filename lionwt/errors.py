@@ -109,7 +109,7 @@ CODES: Final[dict[str, Code]] = {
 
 
 #: A hint that ends in a command says it after a colon.
-_COMMAND: Final = re.compile(r"(?:^|: )((?:lionwt|git|rm) [^;]+)$")
+_COMMAND: Final = re.compile(r"(?:^|: )((?:lionwt|git|rm) [^;:]+)$")
 
 
 class LionwtError(Exception):
