@@ -11,6 +11,7 @@ byte, and never taken for "no lease".
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -98,11 +99,13 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise _ambiguous(path, error.strerror or str(error)) from error
+        linked = error.errno == errno.ELOOP
+        raise _ambiguous(path, "it is a symbolic link" if linked else error.strerror or str(error)) from error
+    seen = os.fstat(fd)
+    if not stat.S_ISREG(seen.st_mode):
+        os.close(fd)
+        raise _ambiguous(path, "it is not a regular file")
     with os.fdopen(fd, "rb") as file:
-        seen = os.fstat(fd)
-        if not stat.S_ISREG(seen.st_mode):
-            raise _ambiguous(path, "it is not a regular file")
         if seen.st_size > _LARGEST:
             raise _ambiguous(path, "it is far too large")
         try:
