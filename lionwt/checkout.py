@@ -146,16 +146,10 @@ class Checkout:
         Under the promotion lock nobody else is landing here. A landing that was
         begun by another run has its intent on disk, and its lock stays.
         """
-        try:
-            inode = self.lock_path.lstat().st_ino
-            with open(self.lock_path, "rb") as file:
-                word, _, rest = file.read(8192).partition(b" ")
-        except OSError:
+        stamp = self._stamp()
+        if stamp is None:
             return False
-        name, _, state_path = rest.rstrip(b"\n").partition(b" ")
-        if word != b"lionwt" or not name.startswith(b"lionwt-") or b"/" in name:
-            return False
-        owner = Path(os.fsdecode(state_path))
+        inode, copy, owner = stamp
         try:
             intent = store.read_json(owner).get("intent") or {}
         except FileNotFoundError:
@@ -165,9 +159,21 @@ class Checkout:
                 f"a landing of {owner.stem!r} was interrupted and its index lock is still in {self.root}",
                 f"finish it first: lionwt reconcile {owner.parent.parent}",
             )
-        copy = self.git_dir / os.fsdecode(name)
-        self.give_back(IndexLock(self.lock_path, inode, copy))
+        self.give_back(IndexLock(self.lock_path, inode, self.git_dir / copy))
         return True
+
+    def _stamp(self) -> tuple[int, str, Path] | None:
+        """What lionwt wrote into the lock that is there: its inode, the copy's name, the lease's file."""
+        try:
+            with open(self.lock_path, "rb", opener=lambda p, f: os.open(p, f | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+                inode = os.fstat(file.fileno()).st_ino
+                word, _, rest = file.read(8192).partition(b" ")
+        except OSError:
+            return None
+        name, _, state_path = rest.rstrip(b"\n").partition(b" ")
+        if word != b"lionwt" or not name.startswith(b"lionwt-") or b"/" in name:
+            return None
+        return inode, os.fsdecode(name), Path(os.fsdecode(state_path))
 
     def copy_index(self, copy: Path) -> None:
         """Copy the index beside itself, with all that git needs to read the copy elsewhere."""
@@ -191,10 +197,9 @@ class Checkout:
             lock.path.unlink(missing_ok=True)
 
     def holds(self, lock: IndexLock) -> bool:
-        try:
-            return lock.path.lstat().st_ino == lock.inode
-        except FileNotFoundError:
-            return False
+        """Whether the lock at its path is that one: a freed inode's number is soon used again, so the stamp counts."""
+        stamp = self._stamp()
+        return stamp is not None and stamp[:2] == (lock.inode, lock.copy.name)
 
     def require_clear(self, lock: IndexLock, expected: str, merge: str) -> None:
         """Raise ``checkout_blocked`` when an operator's file is in the way of the merge."""
@@ -209,11 +214,13 @@ class Checkout:
                 f"files of yours in {self.root} are in the way: {'; '.join(said[:6])}",
                 "commit them, stash them or move them away, then promote again",
             )
-        added = [
-            change.path
-            for change in evidence.changes_between(self.run.private(), expected, merge)
-            if change.status in "AT"
-        ]
+        changes = evidence.changes_between(self.run.private(), expected, merge)
+        if removed := self._removed(private, [change.path for change in changes if change.status in "MT"]):
+            raise blocked(
+                f"{git.text(removed)!r} in {self.root} was removed and not committed, and the landing would restore it",
+                "commit its removal or restore it, then promote again",
+            )
+        added = [change.path for change in changes if change.status in "AT"]
         if in_way := self._hidden_obstacle(private, added):
             raise blocked(
                 f"{git.text(in_way)!r} in {self.root} is in the way (git ignores it, and would overwrite it)",
@@ -245,6 +252,15 @@ class Checkout:
         """A truth value from the checkout's own configuration; empty when there is none."""
         found = self.shared().run("config", "--type=bool", "--get", key, ok=(0, 1, 128))
         return git.text(found.out).strip() if found.code == 0 else ""
+
+    def _removed(self, private: git.Git, paths: Sequence[bytes]) -> bytes | None:
+        """The first of tracked ``paths`` that the operator removed; what sparse leaves out is not removed."""
+        missing = [path for path in paths if not os.path.lexists(self._absolute(path))]
+        if not missing:
+            return None
+        listed = git.records(private.run("ls-files", "-z", "-t", timeout=git.CONTENT).out)
+        skipped = {row[2:] for row in listed if row.startswith(b"S ")}
+        return next((path for path in missing if path not in skipped), None)
 
     def _hidden_obstacle(self, private: git.Git, added: Sequence[bytes]) -> bytes | None:
         """The first path that an added one would destroy though git does not mind: ignored files."""
@@ -320,6 +336,7 @@ class Checkout:
             entry, _ = held.get(change.path, (None, False))
             if entry is None or entry in (change.old, change.new):
                 lines.append(_index_line(change))
+        lines.sort(key=lambda line: not line.startswith(b"0 "))  # removals first: a directory may become a file
         private.run("update-index", "-z", "--index-info", stdin=b"".join(lines), timeout=git.CONTENT)
         skips = {change.path for change in changes if held.get(change.path, (None, False))[1]}
         skips |= self._left_out(private, [change.path for change in changes if change.path not in held])
@@ -384,7 +401,9 @@ class Checkout:
         root = os.fsencode(self.root)
         for path, entry in wanted:
             if entry.mode == "000000":
-                if not os.path.lexists(os.path.join(root, path)):
+                full = os.path.join(root, path)
+                # A directory may become a file; writing looks again whether it has become empty.
+                if not os.path.lexists(full) or (os.path.isdir(full) and not os.path.islink(full)):
                     found.add(path)
             elif entry.mode == GITLINK:
                 found.add(path)

@@ -107,6 +107,8 @@ def land(run: Run, file: LeaseFile, expected: str, tree: str, lock_fd: int) -> L
     has_moved = False
     try:
         point("promote.index_locked")
+        if target_head(run) != expected:  # a commit that was being made while the lock was waited for
+            raise moved(run, expected)
         checkout.require_clear(lock, expected, commit)
         landing = Landing(
             expected=expected,

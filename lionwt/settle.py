@@ -90,31 +90,20 @@ def _bring_forward(run: Run, file: LeaseFile, intended: Landing, head: str, lock
 
 def _adopt_lock(checkout: Checkout, intended: Landing, file: LeaseFile) -> IndexLock:
     """The index lock that the dead coordinator left, or a new one where it left none."""
-    copy = checkout.git_dir / (intended.scratch or "none")
-    Path(f"{copy}.lock").unlink(missing_ok=True)
-    try:
-        inode = checkout.lock_path.lstat().st_ino
-    except FileNotFoundError:
-        copy.unlink(missing_ok=True)
+    lock = _left_behind(checkout, intended)
+    for leftover in (lock.copy, Path(f"{lock.copy}.lock")):
+        leftover.unlink(missing_ok=True)
+    if not checkout.holds(lock):
         return checkout.take_index(file)
-    if inode == intended.index_lock:
-        copy.unlink(missing_ok=True)
-        lock = IndexLock(checkout.lock_path, inode, copy)
-        checkout.copy_index(copy)
-        return lock
-    # Somebody removed the lock, and a git has taken its own.
-    copy.unlink(missing_ok=True)
-    return checkout.take_index(file)
+    checkout.copy_index(lock.copy)
+    return lock
+
+
+def _left_behind(checkout: Checkout, intended: Landing) -> IndexLock:
+    return IndexLock(checkout.lock_path, intended.index_lock or 0, checkout.git_dir / (intended.scratch or "none"))
 
 
 def _drop_lock(run: Run, intended: Landing) -> None:
     """Remove the index lock of a landing that did not happen, if it is still that one."""
     checkout = Checkout(run)
-    copy = checkout.git_dir / (intended.scratch or "none")
-    for leftover in (copy, Path(f"{copy}.lock")):
-        leftover.unlink(missing_ok=True)
-    try:
-        if checkout.lock_path.lstat().st_ino == intended.index_lock:
-            checkout.lock_path.unlink()
-    except FileNotFoundError:
-        pass
+    checkout.give_back(_left_behind(checkout, intended))
