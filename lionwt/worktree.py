@@ -260,7 +260,8 @@ def remove(run: RunFile, file: LeaseFile, branch_tip: str | None) -> Removal:
         gone = False
     deleted = _delete_refs(run, file, branch_tip, errors) if gone else False
     if not gone:
-        errors.append("the branch was kept because the worktree is still there")
+        what = "the worktree" if os.path.lexists(path) else "its registration"
+        errors.append(f"the branch was kept because {what} is still there")
     point("teardown.branch_deleted")
     return Removal(gone and not os.path.lexists(path), deleted, tuple(errors))
 
