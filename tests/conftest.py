@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -170,6 +171,7 @@ class World:
     def __init__(self, root: Path, runner: Runner) -> None:
         self.root = root
         self.runner = runner
+        self.children: list[subprocess.Popen[str]] = []
         self.home = root / "home"
         self.lionagi_home = root / "lionagi"
         self.home.mkdir()
@@ -218,7 +220,7 @@ class World:
         **options: Any,
     ) -> subprocess.Popen[str]:
         """Start the command without waiting; for races and faults."""
-        return subprocess.Popen(
+        child = subprocess.Popen(
             [LIONWT, *map(os.fspath, arguments)],
             cwd=cwd or self.root / "repo",
             env=self.environment(env),
@@ -227,6 +229,35 @@ class World:
             text=True,
             **options,
         )
+        self.children.append(child)
+        return child
+
+    def stopped_at(self, point: str, *arguments: str) -> subprocess.Popen[str]:
+        """Start the command and wait until it stands still at a fault point."""
+        child = self.popen(*arguments, env={"LIONWT_FAULT": f"{point}:stop"})
+        wait_until(lambda: is_stopped(child.pid) or child.poll() is not None, 60)
+        assert child.poll() is None, f"{point} was never passed: {child.communicate()}"
+        return child
+
+    def end(self) -> None:
+        """End what a test started and did not wait for."""
+        for child in self.children:
+            if child.poll() is None:
+                child.kill()
+            child.communicate(timeout=30)
+
+    def leftovers(self, run: str, repo: Repo) -> list[str]:
+        """What lionwt leaves behind only while a lease of the run is not terminal."""
+        git_dir = repo.path / ".git"
+        found = [
+            *git_dir.glob("index.lock"),
+            *git_dir.glob("lionwt-*"),
+            *(self.state(run) / "git" / "lionwt").iterdir(),
+        ]
+        found += [path for path in (git_dir / "lionwt").iterdir() if path.suffix != ".lock"]
+        found += [path for path in (repo.path / ".worktrees", git_dir / "worktrees") if path.exists()]
+        refs = repo.git("for-each-ref", "--format=%(refname)", "refs/lionwt", "refs/heads/lionagi").split()
+        return [*map(str, found), *refs]
 
     @contextlib.contextmanager
     def stopped(
@@ -515,11 +546,13 @@ def assert_sound(repo: Repo) -> None:
 
 
 @pytest.fixture
-def world(tmp_path: Path, script_runner: Runner, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(tmp_path: Path, script_runner: Runner, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     for name in list(os.environ):
         if name.startswith(("GIT_", "LIONAGI_", "LIONWT_", "XDG_")):
             monkeypatch.delenv(name)
-    return World(tmp_path, script_runner)
+    world = World(tmp_path, script_runner)
+    yield world
+    world.end()
 
 
 @pytest.fixture
@@ -536,6 +569,28 @@ def unprivileged() -> list[str]:
         pytest.skip("root without setpriv: file modes do not bite")
     without = "-dac_override,-dac_read_search"
     return ["setpriv", f"--inh-caps={without}", f"--bounding-set={without}"]
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process has been stopped (state T)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except FileNotFoundError:
+        return False
+
+
+def answer_of(child: subprocess.Popen[str]) -> Answer:
+    """Wait for a started command and return its answer."""
+    out, err = child.communicate(timeout=60)
+    return Answer(child.returncode, out, err)
+
+
+def go_on(child: subprocess.Popen[str], *signals: int) -> Answer:
+    """Let a stopped command continue, after sending it ``signals``; returns its answer."""
+    for number in signals:
+        child.send_signal(number)
+    child.send_signal(signal.SIGCONT)
+    return answer_of(child)
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Answer, Repo, World, wait_until
+from tests.conftest import Repo, World
 
 Spoil = Callable[[World, Repo], None]
 
@@ -718,16 +718,3 @@ def test_a_locked_ref_leaves_everything_as_it_was(world: World, repo: Repo) -> N
     assert after == leases
     lock.unlink()
     assert world.promote("r1").code == 0
-
-
-def answer_of(process: subprocess.Popen[str]) -> Answer:
-    out, err = process.communicate(timeout=60)
-    return Answer(process.returncode, out, err)
-
-
-def stopped(pid: int) -> bool:
-    """Whether a process is in state T."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
-_ = wait_until
