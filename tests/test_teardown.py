@@ -1,0 +1,266 @@
+"""Teardown is observed and not assumed: what is gone, what stays, and why."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import LIONWT, Answer, Repo, World
+
+NEW = {"new.txt": "new\n"}
+
+
+def admin_dir(world: World, run: str = "r1", worker: str = "w1") -> Path:
+    return Path(world.lease_file(run, worker)["identity"]["admin_dir"])
+
+
+def torn_down_in_part(world: World, answer: Answer, *, worktree: bool, branch: bool, run: str = "r1") -> list[str]:
+    """Assert a landing whose teardown is not whole; returns what the record says was left."""
+    assert (answer.code, answer.error) == (5, "teardown_failed"), answer
+    record = world.record(run, "w1")
+    assert record["status"] == "teardown_failed"
+    assert (record["worktree_removed"], record["branch_deleted"]) == (worktree, branch)
+    assert record["promoted_commit"] == world.lease_file(run, "w1")["outcome"]["landing"]["merge"]
+    errors = record["teardown_errors"]
+    assert errors and all(error in answer.json["error"]["message"] for error in errors)
+    return [str(error) for error in errors]
+
+
+def test_a_branch_that_moved_after_the_freeze_is_kept(world: World, repo: Repo) -> None:
+    """ADR-0091 D4 and D5: a landing with incomplete cleanup is teardown_failed and keeps promoted_commit."""
+    leased = world.frozen("r1", {"w1": NEW})
+    late = leased["w1"].commit("late", **{"late.txt": "late\n"})
+    answer = world.promote("r1")
+    errors = torn_down_in_part(world, answer, worktree=True, branch=False)
+    assert "moved" in errors[0] and late in errors[0]
+    assert repo.head("lionagi/r1/w1") == late
+    assert repo.head("work") == world.record("r1", "w1")["promoted_commit"] and repo.status() == ""
+    leases = world.state_bytes("r1")
+    assert world.promote("r1").out == answer.out and world.state_bytes("r1") == leases
+    assert b"late.txt" in (world.evidence("r1", "w1") / "late-1.patch").read_bytes()
+
+
+def test_a_branch_that_is_checked_out_elsewhere_is_kept(world: World, repo: Repo) -> None:
+    """ADR-0091 D5: a resource occupied by another worktree is an error, not already clean."""
+    world.frozen("r1", {"w1": NEW})
+    other = world.root / "other"
+    repo.git("worktree", "add", "-q", "-f", other, "lionagi/r1/w1")
+    errors = torn_down_in_part(world, world.promote("r1"), worktree=True, branch=False)
+    assert str(other) in errors[0]
+    assert repo.git("-C", other, "status", "--porcelain") == "" and repo.head("lionagi/r1/w1")
+
+
+def test_what_is_absent_already_counts_as_removed(world: World, repo: Repo) -> None:
+    """ADR-0091 D5: repeated teardown treats already-absent, record-matching resources as successful; case 100."""
+    leased = world.frozen("r1", {name: {f"{name}.txt": "x\n"} for name in ("tree", "registration", "branch", "all")})
+    for name in ("tree", "all"):
+        shutil.rmtree(leased[name].path)
+    for name in ("registration", "all"):
+        shutil.rmtree(admin_dir(world, worker=name))
+    for name in ("branch", "all"):
+        repo.git("update-ref", "-d", f"refs/heads/lionagi/r1/{name}")
+    answer = world.promote("r1")
+    assert answer.code == 0, answer
+    for record in answer.json["records"]:
+        assert (record["status"], record["teardown_errors"]) == ("promoted", [])
+        assert record["worktree_removed"] and record["branch_deleted"]
+    assert world.leftovers("r1", repo) == []
+
+
+def test_late_work_is_saved_even_where_the_registration_is_gone(world: World, repo: Repo) -> None:
+    """Design 7: what a worker still wrote after its freeze is evidence before anything is removed."""
+    leased = world.frozen("r1", {"kept": NEW, "lost": NEW}, policy="patch_only")
+    shutil.rmtree(admin_dir(world, worker="lost"))
+    for name, worker in leased.items():
+        worker.write("late.txt", f"late {name}\n")
+        worker.write("late.log", f"ignored {name}\n")
+    assert world.promote("r1").code == 0
+    for name in leased:
+        evidence = world.evidence("r1", name)
+        assert f"late {name}".encode() in (evidence / "late-1.patch").read_bytes()
+        assert f"ignored {name}".encode() in (evidence / "late-1.tar").read_bytes()
+        notes = world.lease_file("r1", name)["diagnostics"]
+        assert [note["ref"] for note in notes if note["code"] == "late_writes"] == [f".lionwt/{name}/late-1.patch"]
+    assert world.leftovers("r1", repo) == []
+
+
+def test_a_symlink_in_the_worktree_s_place_is_never_followed(world: World, repo: Repo) -> None:
+    """Design 7, teardown; case 10: the directory is identified by device and inode; the victim is untouched."""
+    leased = world.frozen("r1", {"w1": NEW})
+    path, aside, victim = leased["w1"].path, world.root / "aside", world.root / "victim"
+    shutil.copytree(path, victim, symlinks=True)
+    (victim / "precious.txt").write_text("precious\n")
+    path.rename(aside)
+    path.symlink_to(victim)
+    before = sorted(map(str, victim.rglob("*")))
+    errors = torn_down_in_part(world, world.promote("r1"), worktree=False, branch=False)
+    assert str(path) in errors[0]
+    assert sorted(map(str, victim.rglob("*"))) == before and path.is_symlink()
+    assert (aside / "new.txt").exists() and repo.head("lionagi/r1/w1")
+    assert repo.status() == "" and (repo.path / "new.txt").exists()
+
+
+def test_another_directory_in_the_worktree_s_place_is_left(world: World, repo: Repo) -> None:
+    """Invariant 16: removal never leaves the recorded inode."""
+    leased = world.frozen("r1", {"w1": NEW})
+    path = leased["w1"].path
+    path.rename(world.root / "aside")
+    path.mkdir()
+    (path / "precious.txt").write_text("precious\n")
+    torn_down_in_part(world, world.promote("r1"), worktree=False, branch=False)
+    assert (path / "precious.txt").read_text() == "precious\n" and (world.root / "aside" / "new.txt").exists()
+
+
+def test_a_link_in_the_trash_s_place_is_never_followed(world: World, repo: Repo) -> None:
+    """Design 7, teardown: the tree is renamed into lionwt's own trash, or left where it is."""
+    leased = world.frozen("r1", {"w1": NEW})
+    victim = world.root / "victim"
+    victim.mkdir()
+    (victim / "precious.txt").write_text("precious\n")
+    (repo.path / ".worktrees" / ".trash").symlink_to(victim)
+    torn_down_in_part(world, world.promote("r1"), worktree=False, branch=False)
+    assert os.listdir(victim) == ["precious.txt"] and (leased["w1"].path / "new.txt").exists()
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv, for root may write everywhere")
+def test_read_only_directories_are_removed(world: World, repo: Repo) -> None:
+    """Design 7, teardown; git-facts: worktree remove fails on a read-only tree and drops the registration."""
+    leased = world.frozen("r1", {"w1": {"a/b/c.txt": "c\n", **NEW}})
+    for directory in ("a/b", "a"):
+        (leased["w1"].path / directory).chmod(0o555)
+    powers = "--bounding-set=-dac_override,-dac_read_search"
+    done = subprocess.run(
+        ["setpriv", powers, LIONWT, "promote", "r1", "--json"],
+        cwd=repo.path,
+        env=world.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    answer = Answer(done.returncode, done.stdout, done.stderr)
+    assert answer.code == 0, answer
+    assert world.leftovers("r1", repo) == [] and (repo.path / "a/b/c.txt").exists()
+
+
+def test_a_worktree_with_a_submodule_is_removed(world: World, repo: Repo) -> None:
+    """Design 7, teardown; case 09: git refuses to remove it, lionwt looks into it and then removes it."""
+    library = world.repo("library", branch="main")
+    repo.git("submodule", "--quiet", "add", str(library.path), "lib")
+    repo.commit("with a submodule")
+    leased = world.lease("r1", "w1")
+    leased["w1"].git("submodule", "--quiet", "update", "--init")
+    leased["w1"].write("new.txt", "new\n")
+    world.freeze_now("r1", "w1")
+    answer = world.promote("r1")
+    assert answer.code == 0, answer
+    assert world.leftovers("r1", repo) == [] and repo.status() == "" and (repo.path / "lib" / "f1.txt").exists()
+
+
+def test_a_process_that_stands_in_the_worktree_is_not_killed(world: World, repo: Repo) -> None:
+    """Invariant 26: no process outside the lease is killed; its directory goes all the same."""
+    leased = world.frozen("r1", {"w1": NEW})
+    with subprocess.Popen(["sleep", "60"], cwd=leased["w1"].path, env=world.environment()) as shell:
+        try:
+            assert world.promote("r1").code == 0
+            assert shell.poll() is None and not leased["w1"].path.exists()
+        finally:
+            shell.kill()
+    assert world.leftovers("r1", repo) == []
+
+
+def test_a_registration_is_known_by_its_nonce_and_not_by_its_name(world: World, repo: Repo) -> None:
+    """Case 50: git de-duplicates admin directory names (w1, w11); each teardown retires its own."""
+    first, second = world.frozen("r1", {"w1": NEW}), world.frozen("r2", {"w1": {"other.txt": "x\n"}, "w11": {}})
+    names = [admin_dir(world, "r1").name, admin_dir(world, "r2").name, admin_dir(world, "r2", "w11").name]
+    assert len(set(names)) == 3 and "w1" in names
+    assert world.promote("r1", "--policy", "patch_only").code == 0
+    assert not first["w1"].path.exists() and not admin_dir(world, "r1").exists()
+    assert second["w1"].status() == "?? other.txt" and admin_dir(world, "r2").exists()
+    assert world.promote("r2").code == 0
+    assert world.leftovers("r2", repo) == []
+
+
+def test_a_registration_that_another_took_over_is_left(world: World, repo: Repo) -> None:
+    """ADR-0091 D5: a resource occupied by something unrelated is an error, not already clean."""
+    world.frozen("r1", {"w1": NEW})
+    admin = admin_dir(world)
+    (admin / "locked").write_text("mine now\n")
+    errors = torn_down_in_part(world, world.promote("r1"), worktree=False, branch=False)
+    assert str(admin) in errors[0] and (admin / "HEAD").exists() and repo.head("lionagi/r1/w1")
+
+
+def test_a_repository_that_appeared_after_the_freeze_keeps_the_worktree(world: World, repo: Repo) -> None:
+    """Invariant 8: nothing that cannot be saved is removed."""
+    leased = world.frozen("r1", {"w1": NEW})
+    leased["w1"].write("nested/work.txt", "work\n")
+    leased["w1"].git("init", "-q", "nested")
+    errors = torn_down_in_part(world, world.promote("r1"), worktree=False, branch=False)
+    assert "nested" in errors[0]
+    assert (leased["w1"].path / "nested" / "work.txt").read_text() == "work\n"
+
+
+@pytest.mark.parametrize("action", ["kill", "raise"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "teardown.intended",
+        "teardown.trashed",
+        "teardown.set_aside",
+        "teardown.retired",
+        "teardown.branch_deleted",
+        "teardown.recorded",
+    ],
+)
+def test_a_teardown_that_dies_at_any_step_is_finished(world: World, repo: Repo, point: str, action: str) -> None:
+    """Invariants 15 and 20: killed anywhere and promoted again, the same outcome is complete, with nothing left."""
+    leased = world.lease("r1", "lands", "fails")
+    for worker in leased.values():
+        worker.write("new.txt", "new\n")
+    world.freeze_now("r1", "lands")
+    world.freeze_now("r1", "fails", "--failed")
+    repo.write("f2.txt", "mine\n")
+    # fails takes teardown.intended, lands takes promote.landed in its place.
+    for worker, code in (("fails", 3), ("lands", 0)):
+        if (worker, point) == ("lands", "teardown.intended"):
+            point = "promote.landed"
+        died = world.promote("r1", worker, env={"LIONWT_FAULT": f"{point}:{action}"})
+        assert died.code == (-9 if action == "kill" else 1), died
+        decided = world.lease_file("r1", worker)["outcome"]
+        answer = world.promote("r1", worker)
+        assert answer.code == code, answer
+        file = world.lease_file("r1", worker)
+        record = file["record"]
+        assert (record["status"], file["outcome"]) == ("promoted" if worker == "lands" else "discarded", decided)
+        assert (record["worktree_removed"], record["branch_deleted"], record["teardown_errors"]) == (True, True, [])
+        assert file["intent"] is None and file["lease"]["state"] == "terminal"
+        assert not leased[worker].path.exists()
+    assert repo.merges() == [record["promoted_commit"]]
+    assert repo.status() == " M f2.txt" and world.leftovers("r1", repo) == []
+
+
+def test_late_writes_are_saved_once_however_often_teardown_is_repeated(world: World, repo: Repo) -> None:
+    """Design 7: repeating is safe; the saved late work is not taken for new late work."""
+    leased = world.frozen("r1", {"w1": NEW})
+    leased["w1"].write("late.txt", "late\n")
+    assert world.promote("r1", env={"LIONWT_FAULT": "teardown.trashed:kill"}).code == -9
+    assert world.promote("r1").code == 0
+    assert [path.name for path in world.evidence("r1", "w1").glob("late-*.patch")] == ["late-1.patch"]
+    assert not (repo.path / "late.txt").exists()
+
+
+def test_the_evidence_outlives_the_teardown(world: World, repo: Repo) -> None:
+    """ADR-0091 D4: patch, manifest and diagnostics are retained in run artifacts."""
+    leased = world.frozen("r1", {"w1": NEW}, policy="patch_only")
+    (Path(world.lease_file("r1", "w1")["lease"]["artifact_path"]) / "notes.md").write_text("notes\n")
+    assert world.promote("r1").code == 0
+    assert not leased["w1"].path.exists()
+    record = world.record("r1", "w1")
+    patch = world.state("r1") / "artifacts" / record["patch_ref"]
+    repo.git("apply", "--check", patch)
+    assert json.loads((patch.parent / "manifest.json").read_bytes())["complete"] is True
+    assert (world.state("r1") / "artifacts" / "w1" / "notes.md").read_text() == "notes\n"
