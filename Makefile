@@ -12,6 +12,10 @@ demo:
 	@PATH="$(CURDIR)/.venv/main/bin:$$PATH" bash tests/demo.sh
 
 test: setup
+	@for version in 3.10 3.12 3.13; do \
+	    [ ! -x .venv/$$version/bin/python ] || { echo "turn driver on CPython $$version"; \
+	    .venv/$$version/bin/python -m pytest -q -n 2 -p no:cacheprovider tests/turn || exit 1; }; \
+	done
 	@$(PYTHON) -m pytest -q -n $(JOBS) --dist worksteal
 
 lint: setup

@@ -15,8 +15,18 @@ from pathlib import Path
 
 from tests.bench.support import Bench, Row
 
-PARTS = ("starting", "worktrees")
+PARTS = ("starting", "worktrees", "turn")
 WHERE = Path(".cache/bench.json")
+
+
+def _measured(part: str, root: Path) -> list[Row]:
+    module = import_module(f"tests.bench.bench_{part}")
+    if part == "turn":  # needs no world of its own
+        return [
+            Row(**{key: row[key] for key in ("name", "value", "unit", "ratio", "budget")}) for row in module.measure()
+        ]
+    rows: list[Row] = module.measure(Bench(root))
+    return rows
 
 
 def _where() -> str | None:
@@ -32,7 +42,7 @@ def main(parts: list[str]) -> int:
     for part in parts or PARTS:
         print(f"\n{part}", flush=True)
         with tempfile.TemporaryDirectory(prefix="lionwt-bench-", dir=_where()) as root:
-            found = import_module(f"tests.bench.bench_{part}").measure(Bench(Path(root)))
+            found = _measured(part, Path(root))
         for row in found:
             ratio = f"{row.ratio:8.2f}" if row.ratio is not None else " " * 8
             budget = f"≤ {row.budget:g}" if row.budget is not None else ""
