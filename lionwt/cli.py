@@ -81,7 +81,7 @@ def lease_command(
         list[str] | None, typer.Option(metavar="NAME", help="A validation every worker must pass; repeatable.")
     ] = None,
     after: Annotated[
-        list[str] | None, typer.Option(metavar="W", help="A worker to land before these; repeatable.")
+        list[str] | None, typer.Option(metavar="WORKER", help="A worker to land before these; repeatable.")
     ] = None,
     owner_pid: Annotated[
         str | None,
