@@ -7,11 +7,12 @@ as the interpreter itself.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0"
 
+TYPE_CHECKING = False  # type checkers take it for typing's, which is not imported for it
 if TYPE_CHECKING:
+    from typing import Any
+
     from lionwt.coordinator import WorktreeCoordinator
     from lionwt.errors import LionwtError
     from lionwt.records import (

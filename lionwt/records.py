@@ -196,11 +196,16 @@ class RunLike(Protocol):
     """What the port needs of a run; lionagi's own ``RunDir`` has it."""
 
     @property
-    def run_id(self) -> str: ...
+    def run_id(self) -> str:
+        """The id that branches, paths and environments carry."""
+
     @property
-    def state_root(self) -> Path: ...
+    def state_root(self) -> Path:
+        """Where the run's own files lie, leases among them."""
+
     @property
-    def artifact_root(self) -> Path: ...
+    def artifact_root(self) -> Path:
+        """Where workers leave artifacts, and lionwt its evidence."""
 
 
 class WorkerWorkspaceCoordinator(Protocol):
@@ -208,9 +213,11 @@ class WorkerWorkspaceCoordinator(Protocol):
 
     async def allocate(
         self, *, run: RunLike, session_id: str, worker_id: str, target_branch: str, base_sha: str
-    ) -> WorkerWorktreeLease: ...
+    ) -> WorkerWorktreeLease:
+        """A worktree and branch at ``base_sha``, durably recorded before it is returned."""
 
-    async def mark_running(self, lease: WorkerWorktreeLease) -> WorkerWorktreeLease: ...
+    async def mark_running(self, lease: WorkerWorktreeLease) -> WorkerWorktreeLease:
+        """allocated → running, once provider and tools have the lease's paths and no others."""
 
     async def freeze(
         self,
@@ -219,11 +226,14 @@ class WorkerWorkspaceCoordinator(Protocol):
         worker_succeeded: bool,
         cancelled: bool,
         validations: tuple[ValidationResult, ...],
-    ) -> WorkerCandidate: ...
+    ) -> WorkerCandidate:
+        """running → frozen: the worker is stopped, its change captured as evidence."""
 
-    async def complete(self, candidate: WorkerCandidate, policy: WorkspacePolicy) -> WorkerWorktreeRecord: ...
+    async def complete(self, candidate: WorkerCandidate, policy: WorkspacePolicy) -> WorkerWorktreeRecord:
+        """frozen → terminal: the patch is kept, or landed, and the lease torn down (D4)."""
 
-    async def reconcile(self, run: RunLike, policy: WorkspacePolicy) -> list[WorkerWorktreeRecord]: ...
+    async def reconcile(self, run: RunLike, policy: WorkspacePolicy) -> list[WorkerWorktreeRecord]:
+        """Finish what a dead coordinator began, before anything new is allocated (D5)."""
 
 
 class Owner(_Contract):
