@@ -253,9 +253,13 @@ def test_later_calls_omit_what_is_pinned_or_repeat_it_equal(world: World, repo: 
         assert lease(world, "-w", f"by-{len(spelling)}", "--target", spelling).code == 0
 
 
-@pytest.mark.parametrize(
-    ("option", "code"),
-    [
+def test_a_later_call_that_differs_from_the_pins_is_refused_and_changes_nothing(world: World, repo: Repo) -> None:
+    """ADR-0091 D1: the policy is resolved once per run; design section 5: pins are repeated equal or refused."""
+    world.repo("other")
+    assert opening(world, "--session", "s1", "--require", "tests").code == 0
+    before = (repo.snapshot(), traces(world, repo))
+    run_file = (world.state("r1") / "workspaces.json").read_bytes()
+    for option, code in (
         (["--policy", "merge_validated"], "policy_mismatch"),
         (["--retain-for", "3h"], "policy_mismatch"),
         (["--retain-until", "2999-01-01T00:00:00+00:00"], "policy_mismatch"),
@@ -264,20 +268,10 @@ def test_later_calls_omit_what_is_pinned_or_repeat_it_equal(world: World, repo: 
         (["--session", "other"], "run_mismatch"),
         (["--require", "tests", "--require", "lint"], "run_mismatch"),
         (["--repo", "../other"], "run_mismatch"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "-".join(value[:2]).strip("-").replace("/", ""),
-)
-def test_a_later_call_that_differs_from_the_pins_is_refused_and_changes_nothing(
-    world: World, repo: Repo, option: list[str], code: str
-) -> None:
-    """ADR-0091 D1: the policy is resolved once per run; design section 5: pins are repeated equal or refused."""
-    world.repo("other")
-    assert opening(world, "--session", "s1", "--require", "tests").code == 0
-    before = (repo.snapshot(), traces(world, repo))
-    run_file = (world.state("r1") / "workspaces.json").read_bytes()
-    refused = lease(world, "-w", "w2", *option)
-    assert (refused.code, refused.error) == (3, code), refused
-    assert "nothing was made" in refused.json["error"]["message"]
+    ):
+        refused = lease(world, "-w", "w2", *option)
+        assert (refused.code, refused.error) == (3, code), (option, refused)
+        assert "nothing was made" in refused.json["error"]["message"]
     assert (repo.snapshot(), traces(world, repo)) == before
     assert (world.state("r1") / "workspaces.json").read_bytes() == run_file
     assert lease(world, "-w", "w2").code == 0

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from lionwt import LionwtError, names, session
+from lionwt.start import start as start_verb
 from tests.conftest import Answer, Repo, World
 
 
@@ -67,7 +69,14 @@ def test_grants_that_differ_in_any_field_are_refused_and_the_lease_stays(
         "cwd ": {name: value for name, value in binding.items() if name != "cwd"},
         "env  ": {**binding, "env": "none"},
     }
+    run = session.load(names.run_paths(str(world.state("r1")), {}))
     for field, grants in wrong.items():
+        with pytest.raises(LionwtError) as mismatch:
+            start_verb(run, "w1", grants)
+        assert mismatch.value.code == "grants_mismatch"
+        assert field.strip() in mismatch.value.message
+        if field not in ("source_roots", "add_dir"):
+            continue
         refused = start(world, grants)
         assert (refused.code, refused.error) == (3, "grants_mismatch"), (field, refused)
         assert field.strip() in refused.json["error"]["message"]
@@ -78,8 +87,9 @@ def test_grants_that_differ_in_any_field_are_refused_and_the_lease_stays(
 def test_grants_that_are_no_object_are_a_usage_error(world: World, binding: dict[str, Any]) -> None:
     """Design section 5: a malformed argument is exit 2, with one JSON object on stdout."""
     before = lease_bytes(world)
-    for text in ("", "{", "[]", "null", '"cwd"'):
-        assert (start(world, text).code, start(world, text).error) == (2, "usage")
+    for text in ("", "{", "[]", "null"):
+        refused = start(world, text)
+        assert (refused.code, refused.error) == (2, "usage")
     missing = world.lionwt("start", "r1", "w1", "--json", "--grants", world.root / "missing.json")
     assert (missing.code, missing.error) == (2, "usage")
     assert lease_bytes(world) == before
