@@ -15,6 +15,7 @@ import signal
 from typing import Final
 
 POINTS: Final = (
+    "locks.asked",
     "store.written",
     "store.replaced",
     "lease.intended",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from lionwt.errors import LionwtError, from_os_error
+from lionwt.faults import point
 from lionwt.store import make_private_dir
 
 #: Seconds a command waits for a lock that another lionwt holds.
@@ -31,6 +32,7 @@ def held(path: Path, what: str, wait: float = DEFAULT_WAIT) -> Iterator[int]:
     from filelock import FileLock, Timeout
 
     descriptors: list[int] = []
+    point("locks.asked")
     try:
         make_private_dir(path.parent)
         lock = FileLock(

@@ -234,7 +234,7 @@ class World:
 
     def stopped_at(self, point: str, *arguments: str) -> subprocess.Popen[str]:
         """Start the command and wait until it stands still at a fault point."""
-        child = self.popen(*arguments, env={"LIONWT_FAULT": f"{point}:stop"})
+        child = self.popen(*arguments, env={"LIONWT_FAULT": f"{point}:stop:1"})
         wait_until(lambda: is_stopped(child.pid) or child.poll() is not None, 60)
         assert child.poll() is None, f"{point} was never passed: {child.communicate()}"
         return child
