@@ -77,7 +77,7 @@ def index_flavours(world: World) -> Repo:
     repo.write("f3.txt", "more\n")
     repo.git("commit", "-qam", "on the split index")
     repo.status()
-    assert list((repo.path / ".git").glob("sharedindex.*"))
+    assert "sharedindex" in repo.git("rev-parse", "--shared-index-path")
     assert list(world.root.glob("fsmonitor-ran-by-operator"))
     return repo
 
@@ -246,6 +246,19 @@ def test_an_environment_that_names_another_repository_is_ignored(world: World, r
     assert files_under(other.path / ".git/lionwt") == []
 
 
+def test_a_linked_worktree_of_a_submodule_keeps_its_worktrees_in_the_submodules_own_checkout(world: World) -> None:
+    """Case 46: git's own list takes the git directory's parent for the main worktree, which is wrong there."""
+    inner = submodule_of_another(world)
+    inner.git("switch", "-q", "main")
+    inner.git("worktree", "add", "-q", world.root / "repo", "work")
+    answer = world.lionwt(*LEASE)
+    assert answer.code == 0, answer
+    assert answer.json["run"]["checkout"] == str(world.root / "repo")
+    assert answer.json["leases"][0]["worktree_path"] == str(inner.path / ".worktrees/lionagi/r1/w1")
+    assert inner.status() == ""
+    assert Repo(inner.path.parent, inner.env).status() == ""
+
+
 def write_hook(path: Path, script: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/bash\nset -e\n{script}")
@@ -260,7 +273,14 @@ cmp "$GIT_INDEX_FILE" "$OUT/index.before" 2>/dev/null || test -z "$GIT_INDEX_FIL
 lionwt start $RUN w1
 tree=$(dirname "$(pwd)")/main-worktree/.worktrees/lionagi/$RUN/w1
 echo "from $RUN" >"$tree/$RUN.txt"
+echo forced >"$tree/$RUN.log"
+env -u GIT_DIR -u GIT_INDEX_FILE -u GIT_WORK_TREE git -C "$tree" add -f $RUN.log
 lionwt freeze $RUN w1 --succeeded
+"""
+
+
+ELSEWHERE = """
+lionwt lease elsewhere -w w1 --target work --repo "$OUT/other" --owner-pid none
 """
 
 
@@ -268,13 +288,14 @@ def test_a_life_inside_the_hooks_of_a_commit_and_of_a_push_acts_on_the_right_rep
     """Design 6, case 38: lionwt works when called from a hook, with all that git exports there."""
     repo = linked_worktree(world)
     hooks = world.root / "main-worktree/.git/hooks"
+    other = world.repo("other")
     remote = world.root / "remote.git"
     repo.git("init", "-q", "--bare", remote)
     env = {"PATH": f"{Path(LIONWT).parent}:{world.env['PATH']}", "OUT": str(world.root)}
     env["LIONAGI_HOME"] = world.env["LIONAGI_HOME"]
     repo.env.update(env)
     write_hook(hooks / "pre-commit", "export RUN=before" + LIFE)
-    write_hook(hooks / "post-commit", "export RUN=after" + LIFE + "lionwt promote after\n")
+    write_hook(hooks / "post-commit", "export RUN=after" + LIFE + "lionwt promote after\n" + ELSEWHERE)
     write_hook(hooks / "pre-push", "export RUN=push" + LIFE + "lionwt promote push\n")
     base = repo.head()
     # A partial commit: git gives the pre-commit hook an index of its own making.
@@ -286,6 +307,9 @@ def test_a_life_inside_the_hooks_of_a_commit_and_of_a_push_acts_on_the_right_rep
     assert "next-index" in (world.root / "before.env").read_text()
     assert "GIT_DIR=" in (world.root / "before.env").read_text()
     assert repo.git("show", "HEAD:after.txt") == "from after"
+    assert repo.git("show", "HEAD:after.log") == "forced"
+    assert other.git("for-each-ref", "--format=%(refname:short)", "refs/heads/lionagi") == "lionagi/elsewhere/w1"
+    assert repo.git("for-each-ref", "refs/heads/lionagi/elsewhere") == ""
     own = repo.head("HEAD^1")
     assert repo.head("HEAD^1^") == base
     assert repo.git("diff-tree", "--name-only", "-r", base, own) == "f1.txt"
@@ -416,6 +440,11 @@ def test_a_lease_from_a_directory_that_is_gone_says_so(world: World, repo: Repo)
     gone.mkdir()
     start = ["bash", "-c", script, "bash", LIONWT, "start", "r1", "w1"]
     assert subprocess.run(start, env=world.environment(), capture_output=True, check=False).returncode == 0
+    gone.mkdir()
+    relative = [*start[:5], "start", "./r1", "w1"]
+    done = subprocess.run(relative, env=world.environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "current directory has been removed" in done.stderr
 
 
 def test_home_may_be_unset(world: World, repo: Repo) -> None:
