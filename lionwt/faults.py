@@ -18,6 +18,8 @@ POINTS: Final = (
     "locks.asked",
     "store.written",
     "store.replaced",
+    "lease.unopened",
+    "lease.planned",
     "lease.intended",
     "lease.registered",
     "lease.populated",

@@ -79,6 +79,7 @@ def lease(paths: names.RunPaths, request: Request) -> tuple[Run, list[LeaseFile]
     _require_uninterrupted(run)
     _check_free(run, request)
     _check_predecessors(run, request)
+    point("lease.planned")
     with contextlib.ExitStack() as stack:
         for worker_id in sorted(request.workers):
             stack.enter_context(locks.held(paths.lease_lock(worker_id), f"lease {worker_id!r}"))
@@ -128,6 +129,7 @@ def _prepare(paths: names.RunPaths, store: Store, request: Request) -> _Plan:
     """Compare with the run that is open, or work out its opening."""
     opened = store.read_run()
     if opened is None:
+        point("lease.unopened")
         try:
             return _plan(paths, request)
         except LionwtError:
