@@ -13,7 +13,7 @@ import pytest
 
 from lionwt import LionwtError
 from lionwt.snapshot import read_operator_config
-from tests.conftest import Answer, Repo, World, wait_until
+from tests.conftest import Answer, Repo, World
 
 
 def lease(world: World, *arguments: str, run: str = "r1", **options: object) -> Answer:
@@ -640,20 +640,39 @@ def test_of_calls_that_race_for_one_id_exactly_one_wins(world: World, repo: Repo
     assert sorted(left) == [f"own{winner}.json", "shared.json"]
 
 
-def test_a_run_that_another_call_opens_meanwhile_is_joined(world: World, repo: Repo) -> None:
-    """Design section 5: the first call opens the run; one that finds its branches made joins it."""
-    with world.stopped("lease.registered", "lease", "r1", "-w", "w1", "--target", "work", "--json") as child:
-        second = world.popen("lease", "r1", "-w", "w2", "--target", "work", "--json")
-        try:
-            wait_until(lambda: (world.state("r1") / "workspaces/w2.json").exists() or second.poll() is not None)
-            assert second.poll() is None, second.communicate()
-            child.send_signal(signal.SIGCONT)
-            assert json.loads(child.communicate(timeout=60)[0])["exit_code"] == 0
-            assert json.loads(second.communicate(timeout=60)[0])["exit_code"] == 0
-        finally:
-            if second.poll() is None:
-                second.kill()
-            second.communicate()
+@pytest.mark.parametrize("point", ["lease.unopened", "lease.planned"])
+def test_a_run_that_another_call_opens_meanwhile_is_joined(world: World, repo: Repo, point: str) -> None:
+    """Design section 5: the first call opens the run; one that then finds its branches made joins it."""
+    with world.stopped(point, "lease", "r1", "-w", "w1", "--target", "work", "--json") as child:
+        assert lease(world, "-w", "w2", "--target", "work").code == 0
+        opened = (world.state("r1") / "workspaces.json").read_bytes()
+        child.send_signal(signal.SIGCONT)
+        answer = json.loads(child.communicate(timeout=60)[0])
+    assert answer["exit_code"] == 0, answer
+    assert (world.state("r1") / "workspaces.json").read_bytes() == opened
+    assert len(repo.git("for-each-ref", "refs/heads/lionagi/r1").splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("point", "option"),
+    [
+        ("lease.unopened", ["--policy", "merge_validated"]),
+        ("lease.planned", ["--policy", "merge_validated"]),
+        ("lease.planned", ["--session", "s1"]),
+    ],
+)
+def test_a_run_that_another_call_opens_otherwise_meanwhile_is_not_joined(
+    world: World, repo: Repo, point: str, option: list[str]
+) -> None:
+    """ADR-0091 D1: the policy is resolved once per run; the call that comes second is refused."""
+    arguments = ["lease", "r1", "-w", "w1", "--target", "work", "--json", *option]
+    with world.stopped(point, *arguments) as child:
+        assert lease(world, "-w", "w2", "--target", "work").code == 0
+        before = traces(world, repo)
+        child.send_signal(signal.SIGCONT)
+        answer = json.loads(child.communicate(timeout=60)[0])
+    assert answer["error"]["code"] in ("policy_mismatch", "run_mismatch"), answer
+    assert traces(world, repo) == before
 
 
 def test_an_opening_that_fails_keeps_the_run_that_another_call_has_joined(world: World, repo: Repo) -> None:
