@@ -176,14 +176,11 @@ class Checkout:
         return inode, os.fsdecode(name), Path(os.fsdecode(state_path))
 
     def copy_index(self, copy: Path) -> None:
-        """Copy the index beside itself, with all that git needs to read the copy elsewhere."""
+        """Copy the index beside itself, where git also finds the other half of a split one."""
         if not self.index.exists():
             return
         worktree.copy_index(self.index, copy)
         os.chmod(copy, stat.S_IMODE(self.index.stat().st_mode))
-        # A split index finds its other half beside the git directory in use.
-        for part in self.git_dir.glob("sharedindex.*"):
-            worktree.copy_index(part, self.run.paths.git_dir / part.name)
 
     def give_back(self, lock: IndexLock) -> None:
         """Undo :meth:`take_index`: nothing of the checkout has been touched."""
