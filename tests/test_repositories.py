@@ -57,14 +57,13 @@ def alternates_loose_and_packed(world: World) -> Repo:
 
 
 def index_flavours(world: World) -> Repo:
-    """Every way in which git keeps an index that is not the plain one."""
+    """Ways in which git keeps an index that is not the plain one; fsmonitor and a split one exclude each other."""
     fsmonitor = world.root / "fsmonitor"
     fsmonitor.write_text(f"#!/bin/sh\ntouch {world.root}/fsmonitor-ran-$LIONWT\nprintf 'token\\0/\\0'\n")
     fsmonitor.chmod(0o755)
     world.env["LIONWT"] = "by-lionwt"
     world.git_env["LIONWT"] = "by-operator"
     for key, value in (
-        ("core.splitIndex", "true"),
         ("core.untrackedCache", "true"),
         ("core.preloadIndex", "true"),
         ("core.fsmonitor", str(fsmonitor)),
@@ -72,13 +71,21 @@ def index_flavours(world: World) -> Repo:
     ):
         world.config(key, value)
     repo = world.repo()
-    repo.git("update-index", "--split-index")
-    repo.git("update-index", "--untracked-cache", "--index-version", "4")
+    repo.status()
+    content = (repo.path / ".git/index").read_bytes()
+    assert content[:8] == b"DIRC\0\0\0\4" and b"FSMN" in content and b"UNTR" in content
+    assert list(world.root.glob("fsmonitor-ran-by-operator"))
+    return repo
+
+
+def split_index(world: World) -> Repo:
+    world.config("core.splitIndex", "true")
+    world.config("splitIndex.maxPercentChange", "100")
+    repo = world.repo()
     repo.write("f3.txt", "more\n")
     repo.git("commit", "-qam", "on the split index")
-    repo.status()
-    assert "sharedindex" in repo.git("rev-parse", "--shared-index-path")
-    assert list(world.root.glob("fsmonitor-ran-by-operator"))
+    shared = repo.git("rev-parse", "--shared-index-path")
+    assert (repo.path / shared).is_file()
     return repo
 
 
@@ -153,6 +160,7 @@ KINDS: dict[str, Callable[[World], Repo]] = {
     "sha256, packed refs, gc": sha256_packed,
     "alternates": alternates_loose_and_packed,
     "index flavours": index_flavours,
+    "split index": split_index,
     "shallow, depth 1": shallow(1),
     "shallow, depth 2": shallow(2),
     "partial clone with its blobs": partial_with_blobs,
