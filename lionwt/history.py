@@ -8,6 +8,7 @@ freeze 5).
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,12 @@ _IN_PROGRESS = {
     "BISECT_LOG": "a bisect",
 }
 
-_MADE_HERE = ("commit", "rebase", "cherry-pick", "revert", "am")
+# Reflog entries of commits that came into being here; a rebase's start and a
+# fast-forward name commits that others made.
+_MADE_HERE = re.compile(
+    r"(commit( \([a-z-]+\))?|revert|am|cherry-pick"
+    r"|(rebase|pull)( .*)? \((pick|reword|edit|squash|fixup|continue|merge)\)): (?!fast-forward$)"
+)
 
 
 def in_progress(git_dir: Path) -> list[str]:
@@ -52,12 +58,15 @@ class History:
 
 def read(run: RunFile, file: LeaseFile, identity: Identity) -> History:
     """Read the history of a lease's worktree."""
+    common = git.shared(run.common_dir.path)
     shared = git.shared(run.common_dir.path, git_dir=identity.admin_dir, work_tree=str(file.lease.worktree_path))
     branch = names.HEADS + file.lease.branch_name
-    head = _maybe(shared, "rev-parse", "--quiet", "--verify", "HEAD^{commit}")
-    head_ref = _maybe(shared, "symbolic-ref", "--quiet", "HEAD")
+    head = head_ref = None
+    if Path(identity.admin_dir, "HEAD").is_file():
+        head = _maybe(shared, "rev-parse", "--quiet", "--verify", "HEAD^{commit}")
+        head_ref = _maybe(shared, "symbolic-ref", "--quiet", "HEAD")
     refs = git.text(
-        shared.run("for-each-ref", "--format=%(refname) %(objectname)", branch, "refs/stash").out
+        common.run("for-each-ref", "--format=%(refname) %(objectname)", branch, "refs/stash").out
     ).splitlines()
     found = dict(line.split(" ", 1) for line in refs)
     tip = found.get(branch)
@@ -72,7 +81,7 @@ def read(run: RunFile, file: LeaseFile, identity: Identity) -> History:
     elif head is not None and tip != head:
         notes.append(("worker_left_branch", f"{file.lease.branch_name} is at {tip}, HEAD at {head}"))
     if "refs/stash" in found:
-        notes += _stashes(shared, file.lease.branch_name)
+        notes += _stashes(common, file.lease.branch_name)
     if head in (None, run.base_sha) and tip in (None, run.base_sha):
         # Nothing was committed, unless HEAD has been somewhere and come back.
         tips = _remembered(shared, run.base_sha)
@@ -131,20 +140,32 @@ def _foreign(
     elsewhere = set(line) - set(only_here.out.decode("ascii").split())
     if not elsewhere:
         return []
-    logged = shared.run("reflog", "show", "--format=%H %gs", "HEAD", "--", ok=(0, 128))
-    made = set()
-    for entry in git.text(logged.out).splitlines():
-        oid, _, message = entry.partition(" ")
-        if message.startswith(_MADE_HERE):
-            made.add(oid)
+    made = {oid for oid, message in _reflog(shared) if _MADE_HERE.match(message)}
     return [oid for oid in line if oid in elsewhere - made]
+
+
+def _reflog(shared: git.Git) -> list[tuple[str, str]]:
+    """The worktree's own reflog of HEAD, newest first: commit and message.
+
+    Read as a file where it is one: a HEAD that the worker spoiled hides nothing then.
+    """
+    admin = Path(shared.env["GIT_DIR"])
+    path = admin / "logs" / "HEAD"
+    if path.is_file() and not path.is_symlink():
+        rows = [row.partition("\t") for row in git.text(path.read_bytes()).split("\n")]
+        entries = [(meta.split(" ")[1:2], message) for meta, _, message in rows]
+        return [(oid[0], message) for oid, message in reversed(entries) if oid and git.is_oid(oid[0])]
+    if not (admin / "HEAD").is_file():
+        return []
+    logged = shared.run("reflog", "show", "--format=%H %gs", "HEAD", "--", ok=(0, 128))
+    found = [entry.partition(" ") for entry in git.text(logged.out).splitlines()]
+    return [(oid, message) for oid, _, message in found]
 
 
 def _remembered(shared: git.Git, base: str) -> tuple[str, ...]:
     """The commits HEAD has been at, from the worktree's own reflog."""
-    logged = shared.run("reflog", "show", "--format=%H", "HEAD", "--", ok=(0, 128))
-    oids = dict.fromkeys(git.text(logged.out).split())
-    return tuple(oid for oid in oids if oid != base)
+    oids = dict.fromkeys(oid for oid, _ in _reflog(shared))
+    return tuple(oid for oid in oids if oid != base and oid.strip("0"))
 
 
 def _stashes(shared: git.Git, branch: str) -> list[tuple[str, str]]:

@@ -217,7 +217,8 @@ def require_identity(file: LeaseFile) -> Identity:
             "worktree_moved",
             f"the registration {identity.admin_dir} no longer carries the lease of {file.worker_id!r}; "
             "nothing was changed",
-            hint=f"its files are still in {path}",
+            hint=f"its files are still in {path}; if that is its worktree, give the lock back: "
+            f'git worktree lock --reason "{lock_reason(identity.nonce)}" {path}',
         )
     return identity
 
