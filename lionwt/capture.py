@@ -11,6 +11,7 @@ by construction and not by a list of special cases.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from collections.abc import Iterable
@@ -107,11 +108,13 @@ class Capturer:
 
     def __init__(self, run: RunFile, paths: names.RunPaths, file: LeaseFile, identity: Identity, scratch: Path) -> None:
         self.root = file.lease.worktree_path
-        self.admin_dir = Path(identity.admin_dir)
         self.run = run
         self.index = scratch / "index"
         self.git = git.private(paths.git_dir, run.common_dir.path, work_tree=self.root, index=self.index)
-        self.worker_git = git.shared(run.common_dir.path, git_dir=identity.admin_dir, work_tree=str(self.root))
+        # The worker's index, read as a file: neither its HEAD nor any configuration of its has a say.
+        self.admin = Path(identity.admin_dir)
+        self.worker_git = self.git.with_env(GIT_INDEX_FILE=self.admin / "index")
+        self.private_dir = paths.git_dir
         self.saved = paths.saved_index(file.worker_id)
         self._allowed: frozenset[bytes] = frozenset()
 
@@ -123,6 +126,8 @@ class Capturer:
             self.git.run("read-tree", self.run.base_sha, timeout=git.CONTENT)
         touched: dict[bytes, None] = {}
         for _ in range(_LOOKS):
+            walk = walk_tree(self.root)
+            require_readable_rules(self.root, walk)
             theirs = self._worker_index()
             looked = self._look(theirs)
             absent = {name: entry for name, entry in theirs.skipped.items() if not self._lies_there(name)}
@@ -134,7 +139,6 @@ class Capturer:
                 entries = self._entries()
             touched.update(dict.fromkeys(looked))
             tree = self.git.oid("write-tree", timeout=git.CONTENT)
-            walk = walk_tree(self.root)
             seen = {name: self._signature(name) for name in touched}
             dirty, others = self._dirty_and_others()
             nested = {name.rstrip(b"/") for name in others if name.endswith(b"/")}
@@ -185,6 +189,15 @@ class Capturer:
             flagged=theirs.flagged,
             index_broken=theirs.broken,
         )
+
+    def _is_whole(self, index: Path) -> bool:
+        """Whether an index ends with its own checksum; git reads a torn one without a word."""
+        content = index.read_bytes()
+        size = 32 if self.run.object_format == "sha256" else 20
+        body, checksum = content[:-size], content[-size:]
+        if checksum == bytes(size):  # index.skipHash
+            return True
+        return hashlib.new(self.run.object_format, body, usedforsecurity=False).digest() == checksum
 
     def _look(self, theirs: _WorkerIndex) -> dict[bytes, Signature | None]:
         """Bring the index up to the worktree; returns the paths that were looked at, as they were then."""
@@ -354,8 +367,17 @@ class Capturer:
         return entries
 
     def _worker_index(self) -> _WorkerIndex:
-        if not self.admin_dir.exists():
+        if not self.admin.exists():
             return _WorkerIndex()  # somebody removed the registration
+        index = self.admin / "index"
+        if os.path.lexists(index) and not (index.is_file() and not index.is_symlink()):
+            return _WorkerIndex(broken=f"{index} is not a regular file")
+        if index.is_file() and not self._is_whole(index):
+            return _WorkerIndex(broken=f"{index} is torn")
+        # A split index finds its other half beside the git directory in use.
+        for part in self.admin.glob("sharedindex.*"):
+            if part.is_file() and not part.is_symlink():
+                worktree.copy_index(part, self.private_dir / part.name)
         listed = self.worker_git.run("ls-files", "-z", "-s", "-v", ok=(0, 128), timeout=git.CONTENT)
         if listed.code:
             return _WorkerIndex(broken=git.text(listed.err).strip())
@@ -425,6 +447,18 @@ def walk_tree(root: Path) -> Walk:
             else:
                 walk.special[name] = _kind(entry)
     return walk
+
+
+def require_readable_rules(root: Path, walk: Walk) -> None:
+    """Raise ``patch_missing`` for a FIFO where git reads its rules: git would wait for it for ever."""
+    for name, kind in walk.special.items():
+        if name.rpartition(b"/")[2].lower() in (b".gitignore", b".gitattributes", b".gitmodules"):
+            raise LionwtError(
+                "patch_missing",
+                f"{git.text(name)} is a {kind}, from which git would read its rules; "
+                "the lease and the worktree are as they were",
+                hint=f"remove it, then freeze again: rm {root / git.text(name)}",
+            )
 
 
 def _kind(entry: os.DirEntry[bytes]) -> str:

@@ -19,8 +19,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from lionwt import git, history, names, store, worktree
-from lionwt.capture import GITLINK, SYMLINK, Capture, Entry, changing, signature
+from lionwt import git, history, names, repository, store, worktree
+from lionwt.capture import (
+    GITLINK,
+    SYMLINK,
+    Capture,
+    Entry,
+    changing,
+    require_readable_rules,
+    signature,
+    walk_tree,
+)
 from lionwt.errors import LionwtError
 from lionwt.records import LeaseFile, RunFile
 
@@ -118,6 +127,11 @@ def _private_file(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+def _no_follow(path: str, flags: int) -> int:
+    """Opens the file itself; a FIFO that came in its place is not waited for."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
 class Saver:
     """Keeps raw files in ``saved.tar``, made only when there is something to keep."""
 
@@ -151,7 +165,7 @@ class Saver:
 
     def _add_file(self, path: bytes, name: str) -> None:
         assert self._tar is not None
-        with open(path, "rb", opener=lambda p, f: os.open(p, f | os.O_NOFOLLOW)) as file:
+        with open(path, "rb", opener=_no_follow) as file:
             info = self._tar.gettarinfo(fileobj=file, arcname=name)
             if info.size <= SMALL:  # a log may still grow: what is read is what is kept
                 content = file.read(SMALL + 1)[:SMALL]
@@ -172,7 +186,7 @@ class Saver:
 def raw_blob(run: RunFile, path: bytes) -> tuple[str, str, int]:
     """The blob id, SHA-256 and size in bytes that a file has without any conversion."""
     seen = os.lstat(path)
-    with open(path, "rb", opener=lambda p, f: os.open(p, f | os.O_NOFOLLOW)) as file:
+    with open(path, "rb", opener=_no_follow) as file:
         blob = hashlib.new(run.object_format, f"blob {seen.st_size}\0".encode(), usedforsecurity=False)
         plain = hashlib.sha256()
         size = 0
@@ -274,6 +288,7 @@ def submodules(
         except (OSError, LionwtError) as error:
             unsaved.append(("submodule_unreadable", f"submodule {git.text(name)}: {error}"))
             continue
+        require_readable_rules(path, walk_tree(path))
         view = scratch / f"submodule-{number}"
         history.make_git_dir(view, paths.git_dir, refs)
         (view / "shallow").unlink(missing_ok=True)
@@ -300,13 +315,10 @@ def submodules(
 
 
 def _store_of(path: Path) -> Path:
-    entry = path / ".git"
-    if entry.is_dir() and not entry.is_symlink():
-        return entry
-    content = entry.read_bytes()
-    if not content.startswith(b"gitdir: "):
-        raise OSError(f"{entry} names no repository")
-    return Path(os.path.realpath(path / git.text(content[8:].rstrip(b"\n"))))
+    found = repository.git_dir_of(path)
+    if found is None or (path / ".git").is_symlink():
+        raise OSError(f"{path / '.git'} names no repository")
+    return found
 
 
 def _refs_of(store_dir: Path) -> dict[str, str]:

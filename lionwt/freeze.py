@@ -202,7 +202,7 @@ def _write_evidence(
     blocker = _blocker(past, capture, identity)
     if blocker:
         notes.diagnostics.append(("worktree_unmerged", blocker))
-    notes.diagnostics += _about_files(root, capture, changes)
+    notes.diagnostics += _about_files(root, identity, capture, changes)
     notes.diagnostics += [(code, f"given up: {message}") for code, message in notes.incomplete]
     _place(scratch, target, has_commits)
     manifest = {
@@ -281,10 +281,9 @@ def _blocker(past: history.History, capture: Capture, identity: Identity) -> str
     return past.blocker
 
 
-def _about_files(root: Path, capture: Capture, changes: Sequence[Change]) -> list[tuple[str, str]]:
+def _about_files(root: Path, identity: Identity, capture: Capture, changes: Sequence[Change]) -> list[tuple[str, str]]:
     found = []
-    git_file = root / ".git"
-    if not git_file.is_file() or git_file.is_symlink():
+    if repository.git_dir_of(root) != Path(identity.admin_dir) or (root / ".git").is_symlink():
         found.append(("git_file_changed", "the worktree's .git file was removed or replaced"))
     for change in changes:
         if change.new.mode == "120000" and (leads := evidence.leaves_worktree(root, change.path)):

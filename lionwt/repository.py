@@ -55,7 +55,7 @@ def discover(start: Path) -> Repository:
     common = asked.run("rev-parse", "--path-format=absolute", "--git-common-dir").out[:-1]
     common_dir = Path(os.path.realpath(git.text(common)))
     object_format = asked.line("rev-parse", "--show-object-format")
-    if _git_dir_of(checkout) != git_dir:
+    if git_dir_of(checkout) != git_dir:
         raise LionwtError(
             "repository_unsafe",
             f"git takes {checkout} for the worktree of {git_dir}, but it is not "
@@ -100,12 +100,14 @@ def _no_repository(start: Path, said: str) -> LionwtError:
     return LionwtError("git_failed", f"git cannot open the repository at {start}: {said}; nothing was made")
 
 
-def _git_dir_of(worktree: Path) -> Path | None:
+def git_dir_of(worktree: Path) -> Path | None:
     """The git directory that a worktree's own ``.git`` names."""
     entry = worktree / ".git"
     try:
         if entry.is_dir():
             return Path(os.path.realpath(entry))
+        if not entry.is_file():  # a FIFO would be waited for
+            return None
         content = entry.read_bytes()
     except OSError:
         return None
@@ -124,14 +126,14 @@ def _main_worktree(checkout: Path, git_dir: Path, common_dir: Path) -> Path:
     if git_dir == common_dir:
         return checkout
     parent = common_dir.parent
-    if _git_dir_of(parent) == common_dir:
+    if git_dir_of(parent) == common_dir:
         return parent
     named = git.Git(env=git.shared(str(common_dir)).env).run(
         "config", "--file", common_dir / "config", "--get", "core.worktree", ok=(0, 1)
     )
     if named.code == 0:
         candidate = Path(os.path.realpath(common_dir / git.text(named.out[:-1])))
-        if _git_dir_of(candidate) == common_dir:
+        if git_dir_of(candidate) == common_dir:
             return candidate
     raise LionwtError(
         "repository_unsupported",
@@ -237,7 +239,7 @@ def verify_unmoved(run: RunFile) -> None:
                 "nothing was changed",
                 hint="put it back where it was, then run the same command again",
             )
-    if _git_dir_of(Path(run.checkout.path)) != Path(run.checkout_git_dir):
+    if git_dir_of(Path(run.checkout.path)) != Path(run.checkout_git_dir):
         raise LionwtError(
             "repository_moved",
             f"the .git of {run.checkout.path} no longer leads to {run.checkout_git_dir}; nothing was changed",
