@@ -71,7 +71,7 @@ def discover(start: Path) -> Repository:
 def _refuse_broken_checkout(start: Path) -> None:
     """Tell a checkout that core.bare has broken (``git init`` in a linked worktree does) from a bare repository."""
     for parent in (start, *start.parents):
-        git_dir = _git_dir_of(parent)
+        git_dir = git_dir_of(parent)
         if git_dir is not None:
             if (git_dir / "index").exists() and _is_bare(git_dir):
                 raise _unsafe(git_dir, "core.bare")
