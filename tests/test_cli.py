@@ -524,12 +524,15 @@ def test_a_bug_is_one_answer_too_and_its_details_go_to_stderr(world: World, repo
     assert answer.err.startswith("Traceback (most recent call last):\n")
 
 
-def test_a_full_disk_is_named_with_exit_8(world: World, repo: Repo) -> None:
-    """Design 5: 8 git or the system failed (no space)."""
-    answer = world.lionwt(*LEASE, "--json", env={"LIONWT_FAULT": "store.written:nospace"})
-    found = one_object(answer, "lease")
+@pytest.mark.parametrize("fault", ["store.written", "freeze.stopped", "freeze.captured"])
+def test_a_full_disk_is_named_with_exit_8(world: World, repo: Repo, fault: str) -> None:
+    """Design 5: 8 git or the system failed (no space), wherever in a verb it happens."""
+    world.lease("r1", "w1")
+    answer = world.lionwt(*FREEZE, "--json", env={"LIONWT_FAULT": f"{fault}:nospace"})
+    found = one_object(answer, "freeze")
     assert (found["exit_code"], found["error"]["code"]) == (8, "no_space")
     assert answer.err == ""
+    assert world.lease_file("r1", "w1")["lease"]["state"] == "running"
 
 
 # Standard streams
@@ -573,16 +576,34 @@ def test_an_answer_that_cannot_be_written_is_a_failure_of_the_system(world: Worl
     assert done.stderr == b"lionwt: the answer (exit code 0) could not be written: No space left on device\n"
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_closed_standard_stream_never_becomes_the_descriptor_of_a_file(world: World, repo: Repo, closed: str) -> None:
-    """Otherwise a message for stderr would be written into a lock or a lease file."""
+def test_closed_standard_streams_are_no_obstacle(world: World, repo: Repo) -> None:
+    """A service may call lionwt without any of the three."""
     world.lease("r1", "w1", start=False)
-    script = f'"$0" start r1 w1 {closed} && exec "$0" freeze nowhere w1 --succeeded {closed}'
+    script = 'exec <&- >&- 2>&-; "$0" start r1 w1 && exec "$0" freeze nowhere w1 --succeeded'
     done = subprocess.run(["sh", "-c", script, LIONWT], cwd=repo.path, env=world.environment(), timeout=60, check=False)
     assert done.returncode == 3
     assert world.lease_file("r1", "w1")["lease"]["state"] == "running"
-    for path in world.lionagi_home.rglob("*.lock"):
-        assert path.read_bytes() == b"", path
+
+
+def test_a_closed_standard_stream_never_becomes_the_descriptor_of_a_lock(world: World, repo: Repo) -> None:
+    """A lock on descriptor 0, 1 or 2 would not be inherited by the children that move the target (design 3)."""
+    script = f'exec <&- >&- 2>&-; exec "$0" {shlex.join(LEASE)}'
+    child = subprocess.Popen(
+        ["sh", "-c", script, LIONWT],
+        cwd=repo.path,
+        env=world.environment({"LIONWT_FAULT": "lease.registered:stop"}),
+    )
+    try:
+        wait_until(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        opened = {int(fd.name): os.readlink(fd) for fd in Path(f"/proc/{child.pid}/fd").iterdir()}
+    finally:
+        child.send_signal(signal.SIGTERM)
+        child.send_signal(signal.SIGCONT)
+        child.wait(60)
+    locked = [number for number, path in opened.items() if path.endswith(".lock")]
+    assert locked
+    assert min(locked) > 2
+    assert [opened[number] for number in range(3)] == ["/dev/null"] * 3
 
 
 @pytest.mark.parametrize("stdin", ["<&-", "</dev/null", "<<<'{]'"])
@@ -711,7 +732,8 @@ def test_what_a_filter_program_says_is_escaped(world: World, repo: Repo) -> None
 
 def test_a_terminal_that_knows_no_unicode_gets_ascii(world: World, repo: Repo) -> None:
     """An answer must never end as an encoding error."""
-    done = in_bytes(world, "promote", "r1", PYTHONIOENCODING="ascii", LANG="C")
-    assert done.returncode == 3
-    assert done.stderr.isascii()
-    assert b"  \\u2192 check the run id" in done.stderr
+    world.lease("r1", "w1")
+    done = in_bytes(world, "promote", "r1", "w1", PYTHONIOENCODING="ascii", LANG="C")
+    assert done.returncode == 6
+    assert done.stderr == b""
+    assert b"\n  \\u2192 when it has ended: lionwt freeze r1 w1 --succeeded\n" in done.stdout

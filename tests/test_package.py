@@ -121,7 +121,7 @@ def imported_by(world: World, *arguments: str, code: int = 0) -> set[str]:
     done = subprocess.run(
         [sys.executable, "-X", "importtime", LIONWT, *arguments],
         cwd=world.root,
-        env=world.environment(),
+        env=world.environment({"NO_COLOR": None}),
         capture_output=True,
         text=True,
         timeout=60,
