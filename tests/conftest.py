@@ -30,6 +30,15 @@ LIONWT = str(Path(sys.executable).parent / "lionwt")
 Runner = Any  # pytest-console-scripts' ScriptRunner
 
 
+def pytest_configure() -> None:
+    """Compile the package once: the hundreds of processes that tests start write no bytecode themselves."""
+    import compileall
+
+    import lionwt
+
+    compileall.compile_dir(Path(lionwt.__file__).parent, quiet=2)
+
+
 @dataclass
 class Answer:
     """What one call of ``lionwt`` answered."""
