@@ -6,7 +6,6 @@ import os
 import shutil
 import stat
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -334,7 +333,6 @@ def test_a_life_inside_the_hooks_of_a_commit_and_of_a_push_acts_on_the_right_rep
     assert_sound(repo)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("where", ["repository", "global"])
 def test_hooks_that_fail_or_hang_are_never_run(world: World, repo: Repo, where: str) -> None:
     """Design 6, cases 42 and 43: hooks nowhere; lease, freeze and promote do not even notice them."""
@@ -599,10 +597,8 @@ def test_a_partial_clone_that_lacks_blobs_and_its_remote_is_refused_and_undone(w
     whole = repo.path / ".git/info/exclude"
     whole.write_text(whole.read_text() + "/.worktrees/\n")
     before = repo.snapshot()
-    started = time.monotonic()
     answer = world.lionwt("lease", "r1", "-w", "w1", "-w", "w2", "--target", "other", "--json")
     assert (answer.code, answer.error) == (8, "git_failed")
-    assert time.monotonic() - started < 30
     error = answer.json["error"]
     assert "partial clone" in error["message"] and "what was made was undone" in error["message"], error
     assert_nothing_made(world, repo, before)
@@ -614,19 +610,30 @@ def test_a_partial_clone_that_lacks_blobs_and_its_remote_is_refused_and_undone(w
     assert world.lionwt("lease", "r1", "-w", "w1", "--target", "other", "--json").code == 0
 
 
-def test_two_thousand_branches_do_not_slow_a_life_down(world: World, repo: Repo) -> None:
-    """Design 11: the number of git processes does not depend on what else the repository holds."""
-    lines = "".join(
-        f"create refs/{kind}/x/{number} HEAD\n" for number in range(1000) for kind in ("heads", "remotes/o")
-    )
-    subprocess.run(["git", "update-ref", "--stdin"], input=lines.encode(), cwd=repo.path, env=repo.env, check=True)
-    started = time.monotonic()
-    worker = world.lease("r1", "w1")["w1"]
-    worker.commit("worker", **{"f1.txt": "one\n"})
-    assert world.freeze("r1", "w1").code == 0
-    assert world.promote("r1").code == 0
-    assert time.monotonic() - started < 20
-    assert repo.git("for-each-ref", "refs/heads/x", "--format=x").count("x") == 1000
+def test_two_thousand_refs_cost_no_git_process_more(world: World) -> None:
+    """Design 11: what a life costs does not grow with what else the repository holds."""
+    real = shutil.which("git", path=world.env["PATH"])
+    counter = world.root / "bin/git"
+    count = world.root / "count"
+    write_hook(counter, f'echo >>{count}\nexec {real} "$@"\n')
+    costs = []
+    for name, refs in (("few", 0), ("many", 1000)):
+        repo = world.repo(name)
+        both = [f"refs/{kind}/{number}" for number in range(refs) for kind in ("heads/x", "remotes/origin")]
+        stdin = "".join(f"create {ref} HEAD\n" for ref in both).encode()
+        subprocess.run(["git", "update-ref", "--stdin"], input=stdin, cwd=repo.path, env=repo.env, check=True)
+        count.write_text("")
+        plain, world.env["PATH"] = world.env["PATH"], f"{counter.parent}:{world.env['PATH']}"
+        before = sum(os.times()[2:4])
+        worker = world.lease(name, "w1", cwd=repo.path)["w1"]
+        worker.commit("worker", **{"f1.txt": "one\n"})
+        assert world.freeze(name, "w1").code == 0
+        assert world.promote(name).code == 0
+        world.env["PATH"] = plain
+        costs.append((len(count.read_text()), sum(os.times()[2:4]) - before))
+    (few, few_seconds), (many, many_seconds) = costs
+    assert few == many > 10
+    assert many_seconds < 2 * few_seconds
 
 
 def test_a_landing_that_died_is_finished_as_sparse_as_the_checkout_is(world: World) -> None:
