@@ -49,7 +49,7 @@ def held(path: Path, what: str, wait: float = DEFAULT_WAIT) -> Iterator[int]:
     except Timeout as error:
         raise LionwtError(
             "lock_timeout",
-            f"another lionwt has held the {what} lock for {wait:g} s ({path}); nothing was changed",
+            f"another lionwt holds the {what} lock {path} (waited {wait:g} s for it); nothing was changed",
             hint="run the same command again when it has finished",
         ) from error
     except OSError as error:
