@@ -439,7 +439,7 @@ def test_the_promotion_lock_outlives_a_killed_lionwt_until_its_git_has_ended(wor
     wait_until(lambda: started.exists() or landing.poll() is not None)
     landing.kill()
     landing.wait(30)
-    answer = world.promote("r1", "--lock-timeout", "0")
+    answer = answer_of(world.popen("promote", "r1", "--json", "--lock-timeout", "0"))  # bounded, should it hang
     assert (answer.code, answer.error) == (6, "lock_timeout"), answer
     fifo.write_text("go")
     wait_until(lambda: (repo.path / "a.slow").exists())

@@ -278,6 +278,11 @@ def diamond(world: World) -> None:
     for worker in ("d", "c", "b", "a"):
         leased[worker].write(f"{worker}.txt", worker)
         world.freeze_now("r1", worker)
+    for age, worker in enumerate("dcba"):  # the clock was set back between the calls
+        path = world.state("r1") / "workspaces" / f"{worker}.json"
+        stored = json.loads(path.read_bytes())
+        stored["lease"]["created_at"] = 1000.0 + age
+        path.write_text(json.dumps(stored))
 
 
 def test_promotion_follows_the_dependencies_and_not_the_time_of_completion(world: World, repo: Repo) -> None:
@@ -290,7 +295,7 @@ def test_promotion_follows_the_dependencies_and_not_the_time_of_completion(world
         "b": "predecessor_pending",
     }
     assert answer.json["records"] == [] and repo.merges() == []
-    answer = world.promote("r1", "d", "c", "b", "a")
+    answer = world.promote("r1")
     assert answer.code == 0, answer
     landed = [repo.git("log", "-1", "--format=%(trailers:key=Lionwt-Worker,valueonly)", m) for m in repo.merges()]
     assert [worker.strip() for worker in reversed(landed)] == ["a", "b", "c", "d"]
