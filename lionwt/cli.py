@@ -91,7 +91,8 @@ def lease_command(
 ) -> Answer:
     """Give workers a worktree each, all of them or none. The first call opens the run."""
     from lionwt import parsing, reports
-    from lionwt.lease import Request, lease
+    from lionwt.lease import lease
+    from lionwt.opening import Request
 
     if retain_until is not None and retain_for is not None:
         raise LionwtError("usage", "--retain-until and --retain-for exclude each other; nothing was made")
@@ -99,7 +100,8 @@ def lease_command(
     request = Request(
         workers=tuple(worker or ()),
         target=target,
-        session_id=session or os.environ.get("LIONAGI_SESSION_ID") or None,
+        session_id=session,
+        default_session=os.environ.get("LIONAGI_SESSION_ID") or None,
         start=parsing.directory(repo) if repo is not None else None,
         completion=policy,
         retain_until=parsing.moment(retain_until),

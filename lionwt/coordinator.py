@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 from lionwt import names, session
 from lionwt.errors import LionwtError
 from lionwt.freeze import Verdict, freeze
-from lionwt.lease import Request, lease
+from lionwt.lease import lease
+from lionwt.opening import Request
 from lionwt.promote import promote
 from lionwt.reconcile import reconcile
 from lionwt.records import (

@@ -13,52 +13,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
 
-from pydantic import ValidationError
-
-from lionwt import git, locks, names, processes, repository, snapshot, trash, worktree
-from lionwt.errors import LionwtError, from_os_error
+from lionwt import locks, names, processes, repository, worktree
+from lionwt.allocation import Made, allocate, failed
+from lionwt.errors import LionwtError
 from lionwt.faults import point
+from lionwt.opening import Request, compare, open_run, prepare
 from lionwt.records import (
     STORED,
-    Identity,
     Intent,
     LeaseFile,
-    Owner,
-    Place,
-    RunFile,
     Transition,
     WorkerWorktreeLease,
-    WorkerWorktreeRecord,
-    WorkspacePolicy,
 )
 from lionwt.session import Run
-from lionwt.store import Store, make_private_dir
-
-
-@dataclass(frozen=True)
-class Request:
-    """One call of ``lease``. What is None was not given, and then the run's pinned value counts."""
-
-    workers: Sequence[str]
-    target: str | None = None
-    session_id: str | None = None
-    start: Path | None = None
-    policy: WorkspacePolicy | None = None
-    completion: str | None = None
-    retain_until: float | None = None
-    retain_for: float | None = None
-    required: Sequence[str] = ()
-    after: Sequence[str] = ()
-    owner: Owner | None = None
-    base_sha: str | None = None
-    home: Path = field(default_factory=lambda: names.lionagi_home(os.environ))
+from lionwt.store import Store
 
 
 def lease(paths: names.RunPaths, request: Request) -> tuple[Run, list[LeaseFile]]:
@@ -71,7 +41,7 @@ def lease(paths: names.RunPaths, request: Request) -> tuple[Run, list[LeaseFile]
     """
     _check_ids(paths, request)
     store = Store(paths)
-    plan = _prepare(paths, store, request)
+    plan = prepare(paths, store, request)
     repository.verify_unmoved(plan.run)
     if not plan.opens:
         repository.require_safe_config(plan.run)
@@ -83,61 +53,23 @@ def lease(paths: names.RunPaths, request: Request) -> tuple[Run, list[LeaseFile]
     with contextlib.ExitStack() as stack:
         for worker_id in sorted(request.workers):
             stack.enter_context(locks.held(paths.lease_lock(worker_id), f"lease {worker_id!r}"))
-        made = _Made()
+        made = Made()
         try:
             with locks.held(paths.run_lock, "run"):
                 now = store.read_run()
                 if now is None:
-                    _open(paths, store, plan, made)
+                    made.opened = True
+                    open_run(paths, store, plan)
                 elif now != plan.run:
                     # Another call opened the run meanwhile: its pins count.
-                    run = Run(_compare(now, paths, request).run, store)
+                    run = Run(compare(now, paths, request).run, store)
                 _reserve(run, request, made)
-            return run, _allocate(run, made)
+            return run, allocate(run, made)
         except BaseException as error:
-            told = _failed(run, error, made)
+            told = failed(run, error, made)
             if told is error:
                 raise
             raise told from error
-
-
-@dataclass
-class _Made:
-    """What a call has made so far, and would have to undo."""
-
-    opened: bool = False
-    files: list[LeaseFile] = field(default_factory=list)
-    directories: list[Path] = field(default_factory=list)
-    parents: bool = False
-    branches: bool = False
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What opening the run would write."""
-
-    run: RunFile
-    repository: repository.Repository | None = None
-    settings: snapshot.Settings | None = None
-
-    @property
-    def opens(self) -> bool:
-        return self.repository is not None
-
-
-def _prepare(paths: names.RunPaths, store: Store, request: Request) -> _Plan:
-    """Compare with the run that is open, or work out its opening."""
-    opened = store.read_run()
-    if opened is None:
-        point("lease.unopened")
-        try:
-            return _plan(paths, request)
-        except LionwtError:
-            # Another call may be opening the run: what stands in the way is the run's own then.
-            opened = store.read_run()
-            if opened is None:
-                raise
-    return _compare(opened, paths, request)
 
 
 def _check_ids(paths: names.RunPaths, request: Request) -> None:
@@ -162,175 +94,6 @@ def _check_ids(paths: names.RunPaths, request: Request) -> None:
     for worker_id in request.after:
         if worker_id in request.workers:
             raise LionwtError("usage", f"worker {worker_id!r} cannot come after itself; nothing was made")
-
-
-def _plan(paths: names.RunPaths, request: Request) -> _Plan:
-    """Work out the opening of a run without making anything."""
-    if request.target is None:
-        raise LionwtError(
-            "usage",
-            f"run {paths.run_id!r} has not been opened yet, so --target is needed; nothing was made",
-            hint="name the run's own working branch: --target BRANCH",
-        )
-    # The policy is resolved before the base is read (ADR-0091 D1).
-    policy = _policy(request)
-    git.check_version()
-    config = snapshot.read_operator_config(request.home)
-    found = repository.discover(request.start or repository.place_of_start(None, os.environ))
-    common = str(found.common_dir)
-    settings = snapshot.read_settings(found, config.trusted_filters)
-    protected = [*config.protected_branches, *repository.default_branches(common)]
-    if settings.default_branch:
-        protected.append(settings.default_branch)
-    landing = policy.completion == "merge_validated"
-    if landing:
-        repository.require_unprotected(names.short_branch(request.target.removeprefix("heads/")), protected)
-    target = repository.resolve_target(common, request.target)
-    if landing:
-        repository.require_unprotected(target.full, protected)
-    if request.base_sha is not None and request.base_sha != target.oid:
-        raise LionwtError(
-            "run_mismatch",
-            f"the base {request.base_sha} is not the commit of {request.target!r} ({target.oid}); nothing was made",
-        )
-    _refuse_nested(paths, found)
-    worktree.check_places(found.common_dir, found.main_worktree, paths.run_id)
-    _check_run_names(paths, common, found.main_worktree)
-    run = RunFile(
-        run_id=paths.run_id,
-        session_id=request.session_id or paths.run_id,
-        artifact_root=str(paths.artifact_root),
-        main_worktree=Place.of(found.main_worktree),
-        common_dir=Place.of(found.common_dir),
-        checkout=Place.of(found.checkout),
-        checkout_git_dir=str(found.git_dir),
-        object_format="sha256" if found.object_format == "sha256" else "sha1",
-        target=target.full,
-        base_sha=target.oid,
-        policy=policy,
-        retain_for=request.retain_for,
-        required_validations=tuple(request.required),
-        protected=tuple(dict.fromkeys(protected)),
-        user_name=settings.user_name,
-        user_email=settings.user_email,
-        config_sha256=repository.config_fingerprint(found.common_dir),
-        hooks_sha256=repository.hooks_fingerprint(found.common_dir),
-        opened_at=time.time(),
-    )
-    return _Plan(run, found, settings)
-
-
-def _policy(request: Request) -> WorkspacePolicy:
-    if request.policy is not None:
-        if request.policy.mode != "worktree_per_worker":
-            raise LionwtError(
-                "shared_host",
-                "the policy's mode is shared_host, which allocates no worktree; nothing was made",
-                hint='use WorkspacePolicy(mode="worktree_per_worker")',
-            )
-        return request.policy
-    until = request.retain_until
-    if request.retain_for is not None:
-        until = time.time() + request.retain_for
-    try:
-        return WorkspacePolicy.model_validate(
-            {
-                "mode": "worktree_per_worker",
-                "completion": request.completion or "patch_only",
-                "retain_worktree_on_resolution": until is not None,
-                "retention_until": until,
-            }
-        )
-    except ValidationError as error:
-        said = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise LionwtError("usage", f"{said}; nothing was made") from error
-
-
-def _compare(run: RunFile, paths: names.RunPaths, request: Request) -> _Plan:
-    """Refuse whatever differs from what the run pinned."""
-    pinned = run.policy
-    if request.policy is not None:
-        differs = _policy(request) != pinned
-    else:
-        differs = (
-            (request.completion is not None and request.completion != pinned.completion)
-            or (request.retain_until is not None and request.retain_until != pinned.retention_until)
-            or (request.retain_for is not None and request.retain_for != run.retain_for)
-        )
-    if differs:
-        raise LionwtError(
-            "policy_mismatch",
-            f"run {run.run_id!r} was opened with another policy ({pinned.completion}); nothing was made",
-            hint="leave the policy out, or repeat the one the run has",
-        )
-    wrong = None
-    if request.session_id is not None and request.session_id != run.session_id:
-        wrong = f"the session is {run.session_id!r}"
-    elif request.base_sha is not None and request.base_sha != run.base_sha:
-        wrong = f"the base is {run.base_sha}"
-    elif request.required and tuple(request.required) != run.required_validations:
-        wrong = f"the declared validations are {', '.join(run.required_validations) or 'none'}"
-    elif request.target is not None and not _same_target(run, request.target):
-        wrong = f"the target is {names.short_branch(run.target)!r}"
-    elif request.start is not None and repository.discover(request.start).common_dir != Path(run.common_dir.path):
-        wrong = f"the repository is {run.main_worktree.path}"
-    if wrong:
-        raise LionwtError(
-            "run_mismatch",
-            f"{wrong}: that was pinned when run {run.run_id!r} was opened; nothing was made",
-            hint="leave it out, or open another run",
-        )
-    return _Plan(run)
-
-
-def _same_target(run: RunFile, given: str) -> bool:
-    if names.HEADS + given == run.target or given == run.target:
-        return True
-    try:
-        return repository.resolve_target(run.common_dir.path, given).full == run.target
-    except LionwtError:
-        return False
-
-
-def _refuse_nested(paths: names.RunPaths, found: repository.Repository) -> None:
-    """State and artifacts must not lie where worktrees are captured and removed."""
-    worktrees = names.worktrees_root(found.main_worktree)
-    for what, path in (("state root", paths.state_root), ("artifact root", paths.artifact_root)):
-        if path.is_relative_to(worktrees):
-            raise LionwtError(
-                "path_unsafe",
-                f"the {what} {path} lies among the worktrees in {worktrees}; nothing was made",
-                hint="choose a directory outside",
-            )
-
-
-def _check_run_names(paths: names.RunPaths, common_dir: str, main_worktree: Path) -> None:
-    """Refuse a run id that is taken in this repository: by a branch, or by a name that folds to it."""
-    folded = names.fold(paths.run_id)
-    for branch in repository.find_branches(common_dir, "refs/heads/lionagi", "refs/lionwt"):
-        parts = branch.removeprefix("refs/heads/").removeprefix("refs/").split("/")
-        if len(parts) == 1 or (len(parts) == 2 and names.fold(parts[1]) == folded):
-            raise LionwtError(
-                "name_taken",
-                f"branch {names.short_branch(branch)!r} is where lionwt keeps branches of its own; nothing was made",
-                hint="rename that branch, or choose another run id",
-            )
-        if names.fold(parts[1]) == folded:
-            raise _run_reused(paths.run_id, f"branch {names.short_branch(branch)}")
-    for directory in (names.worktrees_root(main_worktree) / "lionagi", paths.state_root.parent):
-        with contextlib.suppress(OSError):
-            for entry in os.listdir(directory):
-                same = entry == paths.run_id
-                if names.fold(entry) == folded and (not same or directory != paths.state_root.parent):
-                    raise _run_reused(paths.run_id, str(directory / entry))
-
-
-def _run_reused(run_id: str, by: str) -> LionwtError:
-    return LionwtError(
-        "id_reused",
-        f"run id {run_id!r} is taken: {by} is there; nothing was made",
-        hint="choose another run id",
-    )
 
 
 def _check_free(run: Run, request: Request) -> None:
@@ -398,35 +161,7 @@ def _check_predecessors(run: Run, request: Request) -> None:
         run.lease(worker_id)
 
 
-def _open(paths: names.RunPaths, store: Store, plan: _Plan, made: _Made) -> None:
-    """Open the run durably: first the private git directory, then the file that says so."""
-    if plan.repository is None or plan.settings is None:
-        raise LionwtError(
-            "run_unknown",
-            f"run {paths.run_id!r} was given up by the call that opened it; nothing was made",
-            hint="run the same command again, with --target",
-        )
-    if store.worker_ids():
-        raise LionwtError(
-            "state_unreadable",
-            f"{paths.run_file} is gone, but leases of run {paths.run_id!r} are in {paths.workspaces}; nothing was made",
-            hint="restore it from a backup, or choose another run id",
-        )
-    made.opened = True
-    make_private_dir(paths.state_root)
-    snapshot.make_private_git_dir(paths.git_dir, plan.repository, plan.settings)
-    store.open_run(plan.run)
-
-
-def _unopen(store: Store) -> None:
-    """Undo an opening, when no lease of the run is left."""
-    with locks.held(store.paths.run_lock, "run"):
-        if not store.worker_ids():
-            store.paths.run_file.unlink(missing_ok=True)
-            shutil.rmtree(store.paths.git_dir, ignore_errors=True)
-
-
-def _reserve(run: Run, request: Request, made: _Made) -> None:
+def _reserve(run: Run, request: Request, made: Made) -> None:
     """Write every lease with the intent to allocate, under the run lock: now the ids are taken."""
     _check_free(run, request)
     pinned = run.file
@@ -462,165 +197,3 @@ def _reserve(run: Run, request: Request, made: _Made) -> None:
         made.files.append(file)
         made.files[-1] = run.store.write(file)
     point("lease.intended")
-
-
-def _allocate(run: Run, made: _Made) -> list[LeaseFile]:
-    """Make the worktrees of reserved leases."""
-    for file in made.files:
-        _make_artifact_dir(file, made)
-    with run.registration():
-        made.parents = True
-        worktree.exclude_worktrees(run.common_dir)
-        worktree.make_parents(run.main_worktree, run.file.run_id)
-        made.branches = True
-        try:
-            worktree.create_branches(run.file, [file.lease.branch_name for file in made.files])
-        except worktree.BranchesRefused:
-            made.branches = False  # what stands there is not this call's
-            raise
-        identities = []
-        for file in made.files:
-            identities.append(worktree.register(run.file, file.worker_id, _nonce(file)))
-            point("lease.registered")
-    _populate(run, made.files, identities)
-    point("lease.populated")
-    allocated = []
-    for file, identity in zip(made.files, identities, strict=True):
-        allocated.append(run.store.write(file.model_copy(update={"identity": identity, "intent": None})))
-    point("lease.recorded")
-    return allocated
-
-
-def _make_artifact_dir(file: LeaseFile, made: _Made) -> None:
-    path = file.lease.artifact_path
-    if path.is_symlink():
-        raise LionwtError(
-            "path_unsafe", f"{path} is a symbolic link; nothing was made", hint="artifacts need a directory"
-        )
-    made.directories += [parent for parent in (path, *path.parents) if not parent.exists()]
-    make_private_dir(path)
-
-
-def _populate(run: Run, files: list[LeaseFile], identities: list[Identity]) -> None:
-    """Fill the worktrees, two at a time: more gain nothing (the disk is the limit)."""
-    with ThreadPoolExecutor(2) as pool:
-        jobs = [
-            pool.submit(worktree.populate, run.file, run.paths, file.worker_id, identity)
-            for file, identity in zip(files, identities, strict=True)
-        ]
-        try:
-            for job in jobs:
-                job.result()
-        finally:
-            for job in jobs:
-                job.cancel()
-
-
-def _nonce(file: LeaseFile) -> str:
-    assert file.intent is not None and file.intent.nonce is not None
-    return file.intent.nonce
-
-
-def _failed(run: Run, error: BaseException, made: _Made) -> BaseException:
-    """Undo what a failed call made; returns the error, which says whether anything was left."""
-    if isinstance(error, OSError):
-        error = from_os_error(error, "leasing")
-    try:
-        left = _undo(run, made)
-        if made.opened:
-            _unopen(run.store)
-    except (LionwtError, OSError) as failure:
-        left = [str(failure)]
-    if not isinstance(error, LionwtError):
-        return error
-    message, hint = error.message, error.hint
-    if error.code == "git_failed" and repository.is_partial_clone(run.common_dir):
-        message += "; this is a partial clone, and lionwt fetches nothing"
-        hint = f"fetch what is missing first: git -C {run.file.checkout.path} fetch --refetch --no-filter"
-    if left:
-        message += f"; what this call had made could not all be undone: {'; '.join(left)}"
-        hint = f"clear what is named, then: lionwt reconcile {run.argument}"
-    elif "nothing was" not in message:
-        message += "; nothing was made"
-    return LionwtError(error.code, message, hint=hint, diagnostics=error.diagnostics)
-
-
-def _undo(run: Run, made: _Made) -> list[str]:
-    """Undo an allocation; where that is not complete, the lease ends as ``teardown_failed``.
-
-    Returns what was left. The registration lock is taken only when there is
-    something to undo under it: the failure may have been that it is held.
-    """
-    left: list[str] = []
-    if made.branches:
-        with run.registration():
-            for file in made.files:
-                try:
-                    left += _undo_one(run, file)
-                except (LionwtError, OSError) as failure:
-                    left.append(f"{file.worker_id}: {failure}")
-    else:
-        for file in made.files:
-            run.store.forget(file.worker_id)
-    for path in sorted(made.directories, reverse=True):  # the deepest first
-        with contextlib.suppress(OSError):
-            path.rmdir()
-    if made.parents:
-        left += trash.clear(run)
-    return left
-
-
-def _undo_one(run: Run, file: LeaseFile) -> tuple[str, ...]:
-    removal = undo_allocation(run, file)
-    if removal.worktree_removed and removal.branch_deleted:
-        run.store.forget(file.worker_id)
-    else:
-        run.store.write(ended(_as_stored(run, file), removal, "lease"))
-    return removal.errors
-
-
-def _as_stored(run: Run, file: LeaseFile) -> LeaseFile:
-    """``file`` with the serial that the last write of this call gave it."""
-    try:
-        return file.model_copy(update={"serial": run.lease(file.worker_id).serial})
-    except LionwtError:
-        return file
-
-
-def undo_allocation(run: Run, file: LeaseFile) -> worktree.Removal:
-    """Remove what carries the nonce of an unfinished allocation. Call under the registration lock."""
-    nonce = _nonce(file)
-    run.paths.saved_index(file.worker_id).unlink(missing_ok=True)
-    admin = worktree.admin_with_nonce(run.common_dir, nonce)
-    branch = names.HEADS + file.lease.branch_name
-    path = file.lease.worktree_path
-    identity = None
-    if admin is not None:
-        with contextlib.suppress(OSError):
-            seen = os.lstat(path)
-            identity = Identity(device=seen.st_dev, inode=seen.st_ino, admin_dir=str(admin), nonce=nonce)
-        if identity is None:
-            identity = Identity(device=0, inode=0, admin_dir=str(admin), nonce=nonce)
-    elif os.path.isdir(path) and not os.listdir(path):
-        os.rmdir(path)  # git made the directory and got no further
-    known = repository.find_branches(str(run.common_dir), branch).get(branch)
-    tip = run.file.base_sha if known is not None else None
-    return worktree.remove(run.file, file.model_copy(update={"identity": identity}), tip)
-
-
-def ended(file: LeaseFile, removal: worktree.Removal, by: str) -> LeaseFile:
-    """The terminal file of a lease whose allocation failed."""
-    clean = removal.worktree_removed and removal.branch_deleted
-    ending = file.to("terminal", by, intent=None)
-    record = WorkerWorktreeRecord(
-        lease=ending.lease,
-        policy=file.policy.completion,
-        status="discarded" if clean else "teardown_failed",
-        patch_ref=None,
-        promoted_commit=None,
-        teardown_errors=list(removal.errors),
-        worktree_removed=removal.worktree_removed,
-        branch_deleted=removal.branch_deleted,
-        completed_at=time.time(),
-    )
-    return ending.model_copy(update={"record": record})

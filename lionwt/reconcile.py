@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Final
 
 from lionwt import (
+    allocation,
     freeze,
     history,
-    lease,
     locks,
     names,
     processes,
@@ -320,8 +320,8 @@ def _settle(run: Run, work: list[tuple[Seen, Step, Action | None]], found: Recon
 
 def _undo_allocation(run: Run, file: LeaseFile) -> LeaseFile:
     with run.registration():
-        removal = lease.undo_allocation(run, file)
-    return run.store.write(lease.ended(file, removal, "reconcile"))
+        removal = allocation.undo_allocation(run, file)
+    return run.store.write(allocation.ended(file, removal, "reconcile"))
 
 
 def _record_gone(run: Run, file: LeaseFile) -> LeaseFile:

@@ -21,16 +21,18 @@ PROJECT = Path(__file__).parent.parent
 
 #: From the ground up; a module imports only from the floors below its own.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("__init__", "errors", "faults", "signals"),
+    ("__init__", "errors", "faults", "signals", "turn"),
     ("answers", "git", "names", "records"),
     ("store", "processes", "repository"),
     ("locks", "parsing", "snapshot", "worktree", "history"),
     ("capture", "session"),
-    ("evidence", "trash", "start"),
-    ("checkout", "teardown"),
+    ("evidence", "trash", "start", "status", "opening"),
+    ("checkout", "teardown", "allocation"),
     ("landing", "freeze", "lease"),
     ("settle",),
     ("promote",),
+    ("reconcile",),
+    ("reap",),
     ("coordinator", "reports"),
     ("cli",),
     ("__main__", "completion"),
@@ -44,7 +46,7 @@ ONLY_IN = {
     "filelock": {"locks"},
     "psutil": {"processes"},
     "subprocess": {"git"},
-    "asyncio": {"coordinator"},
+    "asyncio": {"coordinator", "turn"},
 }
 #: What starts a process without subprocess.
 STARTERS = re.compile(r"(system|popen|fork|forkpty|posix_spawnp?|spawn[lv]p?e?|exec[lv]p?e?|create_subprocess_.*)")

@@ -293,7 +293,8 @@ def test_a_lease_that_cannot_have_the_registration_lock_leaves_nothing(
     world: World, repo: Repo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Design section 4: all or nothing, also when what would be needed to undo is what is held."""
-    from lionwt.lease import Request, lease
+    from lionwt.lease import lease
+    from lionwt.opening import Request
 
     world.lease("r1", "w1")
     with world.stopped("lease.registered", "lease", "r1", "-w", "w2"):

@@ -1,0 +1,200 @@
+"""Allocating reserved leases: worktrees for all of them, or for none.
+
+A nonce in each lease's intent is in its registration too, so that whatever a
+failure or a crash leaves half-made can be told from everything else and undone
+(design section 7, allocate). ``reconcile`` undoes with the same functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lionwt import names, repository, trash, worktree
+from lionwt.errors import LionwtError, from_os_error
+from lionwt.faults import point
+from lionwt.opening import unopen
+from lionwt.records import (
+    Identity,
+    LeaseFile,
+    WorkerWorktreeRecord,
+)
+from lionwt.session import Run
+from lionwt.store import make_private_dir
+
+
+@dataclass
+class Made:
+    """What a call has made so far, and would have to undo."""
+
+    opened: bool = False
+    files: list[LeaseFile] = field(default_factory=list)
+    directories: list[Path] = field(default_factory=list)
+    parents: bool = False
+    branches: bool = False
+
+
+def allocate(run: Run, made: Made) -> list[LeaseFile]:
+    """Make the worktrees of reserved leases."""
+    for file in made.files:
+        _make_artifact_dir(file, made)
+    with run.registration():
+        made.parents = True
+        worktree.exclude_worktrees(run.common_dir)
+        worktree.make_parents(run.main_worktree, run.file.run_id)
+        made.branches = True
+        try:
+            worktree.create_branches(run.file, [file.lease.branch_name for file in made.files])
+        except worktree.BranchesRefused:
+            made.branches = False  # what stands there is not this call's
+            raise
+        identities = []
+        for file in made.files:
+            identities.append(worktree.register(run.file, file.worker_id, nonce_of(file)))
+            point("lease.registered")
+    _populate(run, made.files, identities)
+    point("lease.populated")
+    allocated = []
+    for file, identity in zip(made.files, identities, strict=True):
+        allocated.append(run.store.write(file.model_copy(update={"identity": identity, "intent": None})))
+    point("lease.recorded")
+    return allocated
+
+
+def _make_artifact_dir(file: LeaseFile, made: Made) -> None:
+    path = file.lease.artifact_path
+    if path.is_symlink():
+        raise LionwtError(
+            "path_unsafe", f"{path} is a symbolic link; nothing was made", hint="artifacts need a directory"
+        )
+    made.directories += [parent for parent in (path, *path.parents) if not parent.exists()]
+    make_private_dir(path)
+
+
+def _populate(run: Run, files: list[LeaseFile], identities: list[Identity]) -> None:
+    """Fill the worktrees, two at a time: more gain nothing (the disk is the limit)."""
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [
+            pool.submit(worktree.populate, run.file, run.paths, file.worker_id, identity)
+            for file, identity in zip(files, identities, strict=True)
+        ]
+        try:
+            for job in jobs:
+                job.result()
+        finally:
+            for job in jobs:
+                job.cancel()
+
+
+def nonce_of(file: LeaseFile) -> str:
+    assert file.intent is not None and file.intent.nonce is not None
+    return file.intent.nonce
+
+
+def failed(run: Run, error: BaseException, made: Made) -> BaseException:
+    """Undo what a failed call made; returns the error, which says whether anything was left."""
+    if isinstance(error, OSError):
+        error = from_os_error(error, "leasing")
+    try:
+        left = _undo(run, made)
+        if made.opened:
+            unopen(run.store)
+    except (LionwtError, OSError) as failure:
+        left = [str(failure)]
+    if not isinstance(error, LionwtError):
+        return error
+    message, hint = error.message, error.hint
+    if error.code == "git_failed" and repository.is_partial_clone(run.common_dir):
+        message += "; this is a partial clone, and lionwt fetches nothing"
+        hint = f"fetch what is missing first: git -C {run.file.checkout.path} fetch --refetch --no-filter"
+    if left:
+        message += f"; what this call had made could not all be undone: {'; '.join(left)}"
+        hint = f"clear what is named, then: lionwt reconcile {run.argument}"
+    elif "nothing was" not in message:
+        message += "; nothing was made"
+    return LionwtError(error.code, message, hint=hint, diagnostics=error.diagnostics)
+
+
+def _undo(run: Run, made: Made) -> list[str]:
+    """Undo an allocation; where that is not complete, the lease ends as ``teardown_failed``.
+
+    Returns what was left. The registration lock is taken only when there is
+    something to undo under it: the failure may have been that it is held.
+    """
+    left: list[str] = []
+    if made.branches:
+        with run.registration():
+            for file in made.files:
+                try:
+                    left += _undo_one(run, file)
+                except (LionwtError, OSError) as failure:
+                    left.append(f"{file.worker_id}: {failure}")
+    else:
+        for file in made.files:
+            run.store.forget(file.worker_id)
+    for path in sorted(made.directories, reverse=True):  # the deepest first
+        with contextlib.suppress(OSError):
+            path.rmdir()
+    if made.parents:
+        left += trash.clear(run)
+    return left
+
+
+def _undo_one(run: Run, file: LeaseFile) -> tuple[str, ...]:
+    removal = undo_allocation(run, file)
+    if removal.worktree_removed and removal.branch_deleted:
+        run.store.forget(file.worker_id)
+    else:
+        run.store.write(ended(_as_stored(run, file), removal, "lease"))
+    return removal.errors
+
+
+def _as_stored(run: Run, file: LeaseFile) -> LeaseFile:
+    """``file`` with the serial that the last write of this call gave it."""
+    try:
+        return file.model_copy(update={"serial": run.lease(file.worker_id).serial})
+    except LionwtError:
+        return file
+
+
+def undo_allocation(run: Run, file: LeaseFile) -> worktree.Removal:
+    """Remove what carries the nonce of an unfinished allocation. Call under the registration lock."""
+    nonce = nonce_of(file)
+    run.paths.saved_index(file.worker_id).unlink(missing_ok=True)
+    admin = worktree.admin_with_nonce(run.common_dir, nonce)
+    branch = names.HEADS + file.lease.branch_name
+    path = file.lease.worktree_path
+    identity = None
+    if admin is not None:
+        with contextlib.suppress(OSError):
+            seen = os.lstat(path)
+            identity = Identity(device=seen.st_dev, inode=seen.st_ino, admin_dir=str(admin), nonce=nonce)
+        if identity is None:
+            identity = Identity(device=0, inode=0, admin_dir=str(admin), nonce=nonce)
+    elif os.path.isdir(path) and not os.listdir(path):
+        os.rmdir(path)  # git made the directory and got no further
+    known = repository.find_branches(str(run.common_dir), branch).get(branch)
+    tip = run.file.base_sha if known is not None else None
+    return worktree.remove(run.file, file.model_copy(update={"identity": identity}), tip)
+
+
+def ended(file: LeaseFile, removal: worktree.Removal, by: str) -> LeaseFile:
+    """The terminal file of a lease whose allocation failed."""
+    clean = removal.worktree_removed and removal.branch_deleted
+    ending = file.to("terminal", by, intent=None)
+    record = WorkerWorktreeRecord(
+        lease=ending.lease,
+        policy=file.policy.completion,
+        status="discarded" if clean else "teardown_failed",
+        patch_ref=None,
+        promoted_commit=None,
+        teardown_errors=list(removal.errors),
+        worktree_removed=removal.worktree_removed,
+        branch_deleted=removal.branch_deleted,
+        completed_at=time.time(),
+    )
+    return ending.model_copy(update={"record": record})

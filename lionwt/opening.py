@@ -1,0 +1,274 @@
+"""Opening a run: what the first ``lease`` pins, and what later ones are compared with.
+
+In the ADR's order: the policy is resolved first, then the target and its base
+are read, then the operator's settings are taken, before any worker of the run
+exists. Working that out makes nothing; the opening itself is the run's own
+file, written last (ADR-0091 D1, A1.3; design sections 4 and 7).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from lionwt import git, locks, names, repository, snapshot, worktree
+from lionwt.errors import LionwtError
+from lionwt.faults import point
+from lionwt.records import (
+    Owner,
+    Place,
+    RunFile,
+    WorkspacePolicy,
+)
+from lionwt.store import Store, make_private_dir
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call of ``lease``. What is None was not given, and then the run's pinned value counts."""
+
+    workers: Sequence[str]
+    target: str | None = None
+    session_id: str | None = None
+    default_session: str | None = None  # counts only when the run is opened
+    start: Path | None = None
+    policy: WorkspacePolicy | None = None
+    completion: str | None = None
+    retain_until: float | None = None
+    retain_for: float | None = None
+    required: Sequence[str] = ()
+    after: Sequence[str] = ()
+    owner: Owner | None = None
+    base_sha: str | None = None
+    home: Path = field(default_factory=lambda: names.lionagi_home(os.environ))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What opening the run would write."""
+
+    run: RunFile
+    repository: repository.Repository | None = None
+    settings: snapshot.Settings | None = None
+
+    @property
+    def opens(self) -> bool:
+        return self.repository is not None
+
+
+def prepare(paths: names.RunPaths, store: Store, request: Request) -> Plan:
+    """Compare with the run that is open, or work out its opening."""
+    opened = store.read_run()
+    if opened is None:
+        point("lease.unopened")
+        try:
+            return _plan(paths, request)
+        except LionwtError:
+            # Another call may be opening the run: what stands in the way is the run's own then.
+            opened = store.read_run()
+            if opened is None:
+                raise
+    return compare(opened, paths, request)
+
+
+def _plan(paths: names.RunPaths, request: Request) -> Plan:
+    """Work out the opening of a run without making anything."""
+    if request.target is None:
+        raise LionwtError(
+            "usage",
+            f"run {paths.run_id!r} has not been opened yet, so --target is needed; nothing was made",
+            hint="name the run's own working branch: --target BRANCH",
+        )
+    # The policy is resolved before the base is read (ADR-0091 D1).
+    policy = _policy(request)
+    git.check_version()
+    config = snapshot.read_operator_config(request.home)
+    found = repository.discover(request.start or repository.place_of_start(None, os.environ))
+    common = str(found.common_dir)
+    settings = snapshot.read_settings(found, config.trusted_filters)
+    protected = [*config.protected_branches, *repository.default_branches(common)]
+    if settings.default_branch:
+        protected.append(settings.default_branch)
+    landing = policy.completion == "merge_validated"
+    if landing:
+        repository.require_unprotected(names.short_branch(request.target.removeprefix("heads/")), protected)
+    target = repository.resolve_target(common, request.target)
+    if landing:
+        repository.require_unprotected(target.full, protected)
+    if request.base_sha is not None and request.base_sha != target.oid:
+        raise LionwtError(
+            "run_mismatch",
+            f"the base {request.base_sha} is not the commit of {request.target!r} ({target.oid}); nothing was made",
+        )
+    _refuse_nested(paths, found)
+    worktree.check_places(found.common_dir, found.main_worktree, paths.run_id)
+    _check_run_names(paths, common, found.main_worktree)
+    run = RunFile(
+        run_id=paths.run_id,
+        session_id=request.session_id or request.default_session or paths.run_id,
+        artifact_root=str(paths.artifact_root),
+        main_worktree=Place.of(found.main_worktree),
+        common_dir=Place.of(found.common_dir),
+        checkout=Place.of(found.checkout),
+        checkout_git_dir=str(found.git_dir),
+        object_format="sha256" if found.object_format == "sha256" else "sha1",
+        target=target.full,
+        base_sha=target.oid,
+        policy=policy,
+        retain_for=request.retain_for,
+        required_validations=tuple(request.required),
+        protected=tuple(dict.fromkeys(protected)),
+        user_name=settings.user_name,
+        user_email=settings.user_email,
+        config_sha256=repository.config_fingerprint(found.common_dir),
+        hooks_sha256=repository.hooks_fingerprint(found.common_dir),
+        opened_at=time.time(),
+    )
+    return Plan(run, found, settings)
+
+
+def _policy(request: Request) -> WorkspacePolicy:
+    if request.policy is not None:
+        if request.policy.mode != "worktree_per_worker":
+            raise LionwtError(
+                "shared_host",
+                "the policy's mode is shared_host, which allocates no worktree; nothing was made",
+                hint='use WorkspacePolicy(mode="worktree_per_worker")',
+            )
+        return request.policy
+    until = request.retain_until
+    if request.retain_for is not None:
+        until = time.time() + request.retain_for
+    try:
+        return WorkspacePolicy.model_validate(
+            {
+                "mode": "worktree_per_worker",
+                "completion": request.completion or "patch_only",
+                "retain_worktree_on_resolution": until is not None,
+                "retention_until": until,
+            }
+        )
+    except ValidationError as error:
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise LionwtError("usage", f"{said}; nothing was made") from error
+
+
+def compare(run: RunFile, paths: names.RunPaths, request: Request) -> Plan:
+    """Refuse whatever differs from what the run pinned."""
+    pinned = run.policy
+    if request.policy is not None:
+        differs = _policy(request) != pinned
+    else:
+        differs = (
+            (request.completion is not None and request.completion != pinned.completion)
+            or (request.retain_until is not None and request.retain_until != pinned.retention_until)
+            or (request.retain_for is not None and request.retain_for != run.retain_for)
+        )
+    if differs:
+        raise LionwtError(
+            "policy_mismatch",
+            f"run {run.run_id!r} was opened with another policy ({pinned.completion}); nothing was made",
+            hint="leave the policy out, or repeat the one the run has",
+        )
+    wrong = None
+    if request.session_id is not None and request.session_id != run.session_id:
+        wrong = f"the session is {run.session_id!r}"
+    elif request.base_sha is not None and request.base_sha != run.base_sha:
+        wrong = f"the base is {run.base_sha}"
+    elif request.required and tuple(request.required) != run.required_validations:
+        wrong = f"the declared validations are {', '.join(run.required_validations) or 'none'}"
+    elif request.target is not None and not _same_target(run, request.target):
+        wrong = f"the target is {names.short_branch(run.target)!r}"
+    elif request.start is not None and repository.discover(request.start).checkout != Path(run.checkout.path):
+        wrong = f"the checkout is {run.checkout.path}"
+    if wrong:
+        raise LionwtError(
+            "run_mismatch",
+            f"{wrong}: that was pinned when run {run.run_id!r} was opened; nothing was made",
+            hint="leave it out, or open another run",
+        )
+    return Plan(run)
+
+
+def _same_target(run: RunFile, given: str) -> bool:
+    if names.HEADS + given == run.target or given == run.target:
+        return True
+    try:
+        return repository.resolve_target(run.common_dir.path, given).full == run.target
+    except LionwtError:
+        return False
+
+
+def _refuse_nested(paths: names.RunPaths, found: repository.Repository) -> None:
+    """State and artifacts must not lie where worktrees are captured and removed."""
+    worktrees = names.worktrees_root(found.main_worktree)
+    for what, path in (("state root", paths.state_root), ("artifact root", paths.artifact_root)):
+        if path.is_relative_to(worktrees):
+            raise LionwtError(
+                "path_unsafe",
+                f"the {what} {path} lies among the worktrees in {worktrees}; nothing was made",
+                hint="choose a directory outside",
+            )
+
+
+def _check_run_names(paths: names.RunPaths, common_dir: str, main_worktree: Path) -> None:
+    """Refuse a run id that is taken in this repository: by a branch, or by a name that folds to it."""
+    folded = names.fold(paths.run_id)
+    for branch in repository.find_branches(common_dir, "refs/heads/lionagi", "refs/lionwt"):
+        parts = branch.removeprefix("refs/heads/").removeprefix("refs/").split("/")
+        if len(parts) == 1 or (len(parts) == 2 and names.fold(parts[1]) == folded):
+            raise LionwtError(
+                "name_taken",
+                f"branch {names.short_branch(branch)!r} is where lionwt keeps branches of its own; nothing was made",
+                hint="rename that branch, or choose another run id",
+            )
+        if names.fold(parts[1]) == folded:
+            raise _run_reused(paths.run_id, f"branch {names.short_branch(branch)}")
+    for directory in (names.worktrees_root(main_worktree) / "lionagi", paths.state_root.parent):
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(directory):
+                same = entry == paths.run_id
+                if names.fold(entry) == folded and (not same or directory != paths.state_root.parent):
+                    raise _run_reused(paths.run_id, str(directory / entry))
+
+
+def _run_reused(run_id: str, by: str) -> LionwtError:
+    return LionwtError(
+        "id_reused",
+        f"run id {run_id!r} is taken: {by} is there; nothing was made",
+        hint="choose another run id",
+    )
+
+
+def open_run(paths: names.RunPaths, store: Store, plan: Plan) -> None:
+    """Open the run durably: first the private git directory, then the file that says so."""
+    if plan.repository is None or plan.settings is None:
+        raise LionwtError(
+            "run_unknown",
+            f"run {paths.run_id!r} was given up by the call that opened it; nothing was made",
+            hint="run the same command again, with --target",
+        )
+    if store.worker_ids():
+        raise LionwtError(
+            "state_unreadable",
+            f"{paths.run_file} is gone, but leases of run {paths.run_id!r} are in {paths.workspaces}; nothing was made",
+            hint="restore it from a backup, or choose another run id",
+        )
+    make_private_dir(paths.state_root)
+    snapshot.make_private_git_dir(paths.git_dir, plan.repository, plan.settings)
+    store.open_run(plan.run)
+
+
+def unopen(store: Store) -> None:
+    """Undo an opening, when no lease of the run is left."""
+    with locks.held(store.paths.run_lock, "run"):
+        if not store.worker_ids():
+            store.paths.run_file.unlink(missing_ok=True)
+            shutil.rmtree(store.paths.git_dir, ignore_errors=True)
