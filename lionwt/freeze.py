@@ -87,7 +87,7 @@ def freeze_locked(run: Run, file: LeaseFile, verdict: Verdict) -> LeaseFile:
             hint=f"start it first: lionwt start {run.argument} {worker_id}",
         )
     identity = worktree.require_identity(file)
-    processes.stop(run.file.run_id, worker_id, file.lease.worktree_path, verdict.stop_after)
+    processes.stop(run.paths, worker_id, file.lease.worktree_path, verdict.stop_after)
     point("freeze.stopped")
     proof = capture_evidence(run, file, identity, verdict)
     frozen = _frozen(run, file, verdict, proof)

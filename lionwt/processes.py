@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,6 +21,7 @@ from typing import Final
 import psutil
 
 from lionwt.errors import LionwtError
+from lionwt.names import RunPaths
 from lionwt.records import Owner
 
 #: Seconds a worker gets to stop by itself.
@@ -52,35 +53,46 @@ def _living() -> Iterator[psutil.Process]:
             yield process
 
 
-def _belongs(process: psutil.Process, run_id: str, worker_id: str) -> bool:
+def _belongs(process: psutil.Process, run: RunPaths, worker_id: str) -> bool:
     environ = process.environ()
-    if environ.get("LIONAGI_RUN_ID") != run_id or environ.get("LIONAGI_WORKER_ID") != worker_id:
+    return environ.get("LIONAGI_WORKER_ID") == worker_id and _is_of_run(environ, run) and _runs(process)
+
+
+def _is_of_run(environ: Mapping[str, str], run: RunPaths) -> bool:
+    """Whether a process with ``environ`` works in ``run``.
+
+    Ids are unique under one LIONAGI_HOME only: a process whose own home holds
+    another run of that id belongs to that one, and must not be touched.
+    """
+    if environ.get("LIONAGI_RUN_ID") != run.run_id:
         return False
-    return _runs(process)
+    home = environ.get("LIONAGI_HOME") or os.path.join(environ.get("HOME", "/"), ".lionagi")
+    its_own = os.path.realpath(os.path.join(home, "runs", run.run_id))
+    return its_own == str(run.state_root) or not os.path.exists(os.path.join(its_own, run.run_file.name))
 
 
 def _runs(process: psutil.Process) -> bool:
     return bool(process.status() != psutil.STATUS_ZOMBIE)
 
 
-def workers(run_id: str, worker_id: str) -> list[Worker]:
+def workers(run: RunPaths, worker_id: str) -> list[Worker]:
     """The living processes that carry both ids."""
     found = []
     for process in _living():
         with contextlib.suppress(psutil.Error, OSError):
-            if _belongs(process, run_id, worker_id):
+            if _belongs(process, run, worker_id):
                 found.append(Worker(process.pid, process.create_time(), process.name()))
     return found
 
 
-def of_run(run_id: str) -> dict[str, list[Worker]]:
+def of_run(run: RunPaths) -> dict[str, list[Worker]]:
     """The living processes of a run's workers, by worker id, from one look at the machine."""
     found: dict[str, list[Worker]] = {}
     for process in _living():
         with contextlib.suppress(psutil.Error, OSError):
             environ = process.environ()
             worker_id = environ.get("LIONAGI_WORKER_ID")
-            if worker_id and environ.get("LIONAGI_RUN_ID") == run_id and _runs(process):
+            if worker_id and _is_of_run(environ, run) and _runs(process):
                 found.setdefault(worker_id, []).append(Worker(process.pid, process.create_time(), process.name()))
     return found
 
@@ -97,7 +109,7 @@ def standing_in(path: Path) -> list[Worker]:
     return found
 
 
-def stop(run_id: str, worker_id: str, worktree: Path, stop_after: float) -> None:
+def stop(run: RunPaths, worker_id: str, worktree: Path, stop_after: float) -> None:
     """Make sure that nothing of the lease goes on writing (design section 7, freeze 1).
 
     The worker's processes are asked to stop, and killed after ``stop_after``
@@ -106,32 +118,32 @@ def stop(run_id: str, worker_id: str, worktree: Path, stop_after: float) -> None
     """
     asked: set[tuple[int, float]] = set()
     deadline = time.monotonic() + stop_after
-    while found := workers(run_id, worker_id):
+    while found := workers(run, worker_id):
         if stop_after <= 0:
             raise alive(worker_id, found, "still runs")
         if time.monotonic() >= deadline:
-            _kill(run_id, worker_id)
+            _kill(run, worker_id)
             break
         for worker in found:
             if (worker.pid, worker.started) not in asked:
                 asked.add((worker.pid, worker.started))
-                _signal(worker, run_id, worker_id, signal.SIGTERM)
+                _signal(worker, run, worker_id, signal.SIGTERM)
         time.sleep(0.02)
     if standing := standing_in(worktree):
         raise alive(worker_id, standing, "stands in the worktree")
 
 
-def _kill(run_id: str, worker_id: str) -> None:
+def _kill(run: RunPaths, worker_id: str) -> None:
     deadline = time.monotonic() + _KILL_WAIT
-    while found := workers(run_id, worker_id):
+    while found := workers(run, worker_id):
         if time.monotonic() >= deadline:
             raise alive(worker_id, found, "does not die")
         for worker in found:
-            _signal(worker, run_id, worker_id, signal.SIGKILL)
+            _signal(worker, run, worker_id, signal.SIGKILL)
         time.sleep(0.02)
 
 
-def _signal(worker: Worker, run_id: str, worker_id: str, number: signal.Signals) -> None:
+def _signal(worker: Worker, run: RunPaths, worker_id: str, number: signal.Signals) -> None:
     """Signal exactly that process: never one that has got its pid since."""
     try:
         handle = os.pidfd_open(worker.pid)
@@ -140,13 +152,13 @@ def _signal(worker: Worker, run_id: str, worker_id: str, number: signal.Signals)
     except AttributeError:  # not on Linux
         with contextlib.suppress(psutil.Error, OSError):
             process = psutil.Process(worker.pid)
-            if process.create_time() == worker.started and _belongs(process, run_id, worker_id):
+            if process.create_time() == worker.started and _belongs(process, run, worker_id):
                 process.send_signal(number)
         return
     try:
         with contextlib.suppress(psutil.Error, OSError):
             process = psutil.Process(worker.pid)
-            if process.create_time() == worker.started and _belongs(process, run_id, worker_id):
+            if process.create_time() == worker.started and _belongs(process, run, worker_id):
                 signal.pidfd_send_signal(handle, number)
     finally:
         os.close(handle)

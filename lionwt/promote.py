@@ -84,7 +84,7 @@ def promote(
     if not workers:
         completion.pending += [Pending(entry.worker_id, entry.error) for entry in ambiguous]
     chosen = list(dict.fromkeys(workers)) or list(known)
-    alive = processes.of_run(run.file.run_id) if any(known[name].lease.state == "frozen" for name in chosen) else {}
+    alive = processes.of_run(run.paths) if any(known[name].lease.state == "frozen" for name in chosen) else {}
     for worker_id in in_order(known, chosen):
         try:
             if worker_id in alive and known[worker_id].lease.state == "frozen":

@@ -265,7 +265,7 @@ def _require_abandoned(run: Run, files: list[LeaseFile], takeover: bool) -> None
                 "nothing was changed",
                 hint=f"let it finish, or take the run from it: lionwt reconcile {run.argument} --takeover",
             )
-    alive = processes.of_run(run.file.run_id)
+    alive = processes.of_run(run.paths)
     for file in open_files:
         if file.worker_id in alive:
             raise processes.alive(file.worker_id, alive[file.worker_id], "still works in the lease")
