@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import stat
 import subprocess
 from collections.abc import Callable
@@ -42,8 +43,8 @@ def test_a_worker_that_did_not_succeed_whole_is_discarded(
     world: World, repo: Repo, arguments: tuple[str, ...], code: str
 ) -> None:
     """ADR-0091 D4, conditions 1 and 2: never attempts a merge; evidence is kept, cleanup runs, discarded."""
-    before = repo.untouched()
     world.frozen("r1", {"w1": {"new.txt": "new\n"}}, *arguments, args=("--require", "tests"))
+    before = repo.untouched()
     evidence = (world.evidence("r1", "w1") / "candidate.patch").read_bytes()
     answer = world.promote("r1", "w1")
     assert (answer.code, answer.error) == (3, code), answer
@@ -51,7 +52,7 @@ def test_a_worker_that_did_not_succeed_whole_is_discarded(
     assert (record["status"], record["promoted_commit"]) == ("discarded", None)
     assert record["worktree_removed"] and record["branch_deleted"]
     assert b"new.txt" in evidence and (world.evidence("r1", "w1") / "candidate.patch").read_bytes() == evidence
-    assert {**repo.untouched(), "./.git/info/exclude": None} == {**before, "./.git/info/exclude": None}
+    assert repo.untouched() == before
     assert repo.git("for-each-ref", "refs/heads/lionagi", "refs/lionwt") == ""
 
 
@@ -479,18 +480,19 @@ def test_a_worker_never_promotes_itself(world: World, repo: Repo) -> None:
 
 def test_a_worker_that_runs_again_is_waited_for(world: World, repo: Repo) -> None:
     """Design 5: a living worker is busy (exit 6), and nothing of it is touched."""
-    leased = world.frozen("r1", {"w1": {"new.txt": "new\n"}})
-    leases = world.state_bytes("r1")
-    env = world.environment({"LIONAGI_RUN_ID": "r1", "LIONAGI_WORKER_ID": "w1"})
+    run = f"alive-{secrets.token_hex(8)}"  # a freeze of r1 beside this test would stop the process
+    leased = world.frozen(run, {"w1": {"new.txt": "new\n"}})
+    leases = world.state_bytes(run)
+    env = world.environment({"LIONAGI_RUN_ID": run, "LIONAGI_WORKER_ID": "w1"})
     with subprocess.Popen(["sleep", "60"], env=env, cwd=leased["w1"].path) as sleeper:
         try:
-            answer = world.promote("r1")
+            answer = world.promote(run)
             assert (answer.code, answer.error) == (6, "worker_alive"), answer
             assert str(sleeper.pid) in answer.json["error"]["message"]
-            assert sleeper.poll() is None and world.state_bytes("r1") == leases
+            assert sleeper.poll() is None and world.state_bytes(run) == leases
         finally:
             sleeper.kill()
-    assert world.promote("r1").code == 0
+    assert world.promote(run).code == 0
 
 
 def test_of_several_endings_the_first_of_the_order_is_the_exit_code(world: World, repo: Repo) -> None:
