@@ -108,16 +108,16 @@ def test_evidence_that_is_not_what_was_frozen_is_never_landed(world: World, repo
     assert repo.untouched() == before
 
 
-def test_evidence_that_cannot_be_read_now_leaves_the_candidate_frozen(world: World, repo: Repo) -> None:
-    """Design 5: a failure of the system is exit 8 and not an outcome; what is there may be read tomorrow."""
+def test_a_directory_in_the_patch_s_place_is_not_what_was_frozen(world: World, repo: Repo) -> None:
+    """ADR-0091 D4, condition 3: something else there is a change, and not called gone."""
     world.frozen("r1", {"w1": {"new.txt": "new\n"}})
-    before, leases = repo.snapshot(), world.state_bytes("r1")
+    before = repo.untouched()
     patch = world.evidence("r1", "w1") / "candidate.patch"
     patch.rename(patch.with_name("aside"))
     patch.mkdir()
-    # A directory is not what was frozen, whoever may read it.
-    assert world.promote("r1").error == "patch_changed"
-    assert leases != world.state_bytes("r1") and before != repo.snapshot()
+    answer = world.promote("r1")
+    assert (answer.code, answer.error) == (4, "patch_changed"), answer
+    assert world.record("r1", "w1")["status"] == "needs_resolution" and repo.untouched() == before
 
 
 # --- the target's head ------------------------------------------------------------------------
