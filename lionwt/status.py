@@ -49,7 +49,8 @@ def _standing(run: Run, file: LeaseFile, by_id: dict[str, LeaseFile], now: float
             following = file.outcome.hint if file.outcome else None
     elif file.intent is not None:
         blocked = f"a command died in the middle of its {file.intent.kind}, or still works"
-        following = f"lionwt reconcile {run.argument}"
+        # Without an owner nobody can tell that a lease was abandoned.
+        following = f"lionwt reconcile {run.argument}" + (" --takeover" if file.owner is None else "")
     elif file.lease.state == "allocated":
         following = f"lionwt start {run.argument} {worker_id}"
     elif file.lease.state == "running":

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Three workers on one branch: one lands, one becomes a patch, one conflicts.
+# A fourth one's coordinator is killed in the middle of its landing, and the run is reconciled.
 # Everything happens in a directory of its own, and every claim is checked.
 set -euo pipefail
 
@@ -79,9 +80,25 @@ ends_with 4 lionwt promote tea sugar
 [ "$(git rev-parse work)" = "$before" ] || fail 'the branch moved'
 grep -q 'recipe.txt' "$evidence/sugar/conflict.json" || fail 'the conflict was not written down'
 
-# The next step goes here: a worker whose coordinator was killed, and its reconciliation.
+step 'A fourth worker, honey. Its coordinator is killed while it lands: the branch has moved, the checkout has not.'
+quietly lionwt lease tea -w honey --owner-pid none
+quietly lionwt start tea honey
+say "echo 'from the garden' >.worktrees/lionagi/tea/honey/honey.txt"
+echo 'from the garden' >.worktrees/lionagi/tea/honey/honey.txt
+quietly lionwt freeze tea honey --succeeded
+say 'lionwt promote tea honey    # and kill -9 in the middle of it'
+code=0
+{ LIONWT_FAULT=promote.moved:kill lionwt promote tea honey || code=$?; } 2>/dev/null
+[ "$code" = 137 ] || fail "the coordinator was not killed (exit code $code)"
+run git status --short --branch
+run lionwt status tea
 
-step 'What the operator sees now: one merge, a clean checkout, no worktree and no branch left over.'
+step 'reconcile finds the truth and finishes: honey has landed, once, and the checkout follows.'
+run lionwt reconcile tea --takeover || code=$?
+[ "$(cat honey.txt)" = 'from the garden' ] || fail 'honey is not in the checkout'
+[ "$(git rev-list --merges --count work)" = 2 ] || fail 'honey did not land exactly once'
+
+step 'What the operator sees now: two merges, a clean checkout, no worktree and no branch left over.'
 run git log --graph --oneline --decorate
 run git status --short --branch
 run git worktree list
@@ -89,6 +106,6 @@ run git worktree list
 [ "$(git worktree list | wc -l)" = 1 ] || fail 'a worktree was left'
 [ "$(git for-each-ref refs/heads | wc -l)" = 2 ] || fail 'a branch was left'
 
-step 'And where the evidence of all three lies, for as long as the run is kept.'
+step 'And where the evidence of all four lies, for as long as the run is kept.'
 say "ls $evidence/*"
 (cd "$evidence" && ls -- *)

@@ -32,7 +32,7 @@ def leftovers(world: World) -> list[Path]:
 
 
 def test_the_demo_shows_what_it_says_and_cleans_up(world: World) -> None:
-    """make demo: one worker lands, one becomes a patch, one conflicts and leaves the checkout untouched."""
+    """make demo: one worker lands, one becomes a patch, one conflicts, one crashes and is reconciled."""
     out, err = demo(world, str(Path(LIONWT).parent)).communicate(timeout=120)
     assert err == ""
     for told in (
@@ -40,7 +40,9 @@ def test_the_demo_shows_what_it_says_and_cleans_up(world: World) -> None:
         "milk: promoted, landed on work as ",
         "lemon: discarded, kept as a patch\n",
         "sugar: needs_resolution, needs a person\n",
+        "honey: promoted, landed on work as ",
         "Merge worker milk of run tea\n",
+        "Merge worker honey of run tea\n",
         "$ git status --short --branch\n## work\n",
         "sugar:\ncandidate.patch\nconflict.json\nmanifest.json\n",
     ):
