@@ -113,6 +113,21 @@ def prove(private: git.Git, base: str, base_index: Path, patch: Path, size: int,
         raise _unproven(str(error)) from error
     if proven != tree:
         raise _unproven(f"it gives tree {proven}, the worktree is {tree}")
+    # Binary data that a patch lacks git finds in the object store, here and nowhere else.
+    if _has_line(patch, b"Binary files "):
+        raise _unproven("it names a binary file without its content")
+
+
+def _has_line(path: Path, start: bytes) -> bool:
+    """Whether a line after the first begins with ``start``; read in pieces, whatever a line's length."""
+    wanted = b"\n" + start
+    rest = b""
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            if wanted in rest + block:
+                return True
+            rest = block[-len(wanted) :]
+    return False
 
 
 def _unproven(why: str) -> LionwtError:
