@@ -404,6 +404,12 @@ class World:
     def evidence(self, run: str, worker: str) -> Path:
         return self.state(run) / "artifacts" / ".lionwt" / worker
 
+    def settle_index(self, run: str, worker: str) -> None:
+        """Let the index of a lease be clearly younger than its files, as it is where a lease takes its time."""
+        index = self.state(run) / "git" / "lionwt" / f"{worker}.index"
+        seen = index.stat()
+        os.utime(index, ns=(seen.st_atime_ns, seen.st_mtime_ns + 5_000_000_000))
+
     def lease_bytes(self, run: str, worker: str) -> bytes:
         return (self.state(run) / "workspaces" / f"{worker}.json").read_bytes()
 
@@ -437,9 +443,11 @@ class World:
         base = self.lease_file(run, worker)["lease"]["base_sha"]
         patch = self.evidence(run, worker) / "candidate.patch"
         path = self.root / f"{name}-{worker}"
-        source = Repo(self.root, self.environment())
-        source.git("clone", "-q", "--no-checkout", "--shared", self.root / "repo", path)
         clean = Repo(path, self.environment())
+        path.mkdir()
+        # Only the base's own objects: git would take what the patch lacks from the store otherwise.
+        clean.git("init", "-q", f"--object-format={'sha256' if len(base) == 64 else 'sha1'}")
+        clean.git("fetch", "-q", self.root / "repo", base)
         clean.git("checkout", "-q", "--detach", base)
         if patch.stat().st_size:
             clean.git("apply", "--index", "--binary", "--whitespace=nowarn", patch)

@@ -153,8 +153,7 @@ def test_deleting_everything_is_a_candidate_like_any_other(world: World, object_
 def test_many_files_and_a_large_one_are_captured_whole(world: World, repo: Repo) -> None:
     """Case 26: the patch is written by git into its file and proven, never cut."""
     worker = world.lease("r1", "w1")["w1"]
-    seed = os.urandom(1 << 20)
-    worker.write("large.bin", seed * 50)
+    worker.write("large.bin", os.urandom(1 << 16) * 800)
     for number in range(5000):
         put(worker.path, b"many/%d/%d.txt" % (number % 40, number), b"%d\n" % number)
     answer = world.freeze("r1", "w1")
@@ -171,6 +170,7 @@ def test_what_the_index_of_the_worker_hides_or_half_knows_is_captured_as_it_lies
         repo.write(name, "base\n")
     repo.commit("more")
     worker = world.lease("r1", "w1")["w1"]
+    world.settle_index("r1", "w1")
     worker.git("update-index", "--skip-worktree", "skip.txt")
     worker.git("update-index", "--assume-unchanged", "assume.txt")
     worker.write("skip.txt", "edited\n")

@@ -230,6 +230,7 @@ def stat_checks(world: World, repo: Repo, worker: Repo, trap: Trap) -> None:
     worker.git("config", "core.trustctime", "false")
     worker.git("config", "core.checkStat", "minimal")
     worker.git("config", "core.ignoreStat", "true")
+    world.settle_index("r1", "w1")
     path = worker.path / "f1.txt"
     seen, content = path.stat(), path.read_bytes()
     path.write_bytes(content.replace(b"line", b"enil"))
@@ -405,6 +406,8 @@ def test_an_attack_neither_runs_nor_leads_astray_nor_hides_work(
     worker.write("new.txt", "new\n")
     worker.write("f3.txt", "edited\n")
     shutil.copy(repo.path / ".git/config", world.root / "config.before")
+    packed = repo.run_git("pack-objects", "--revs", "--stdout", "-q", input=b"HEAD\n").stdout
+    (world.root / "base.pack").write_bytes(packed)
     attack.plant(world, repo, worker, trap)
     refs = world.standing("r1", "w1")
     answer = world.freeze("r1", "w1")
@@ -439,11 +442,11 @@ def test_an_attack_neither_runs_nor_leads_astray_nor_hides_work(
 
 
 def _materialise(world: World, repo: Repo, where: Path) -> None:
-    """Apply the patch to the base in a repository that shares nothing but objects with the attacked one."""
+    """Apply the patch to the base in a repository that has nothing of the attacked one but the base."""
     fresh = Repo(where, world.environment())
     where.mkdir()
     fresh.git("init", "-q")
-    _append(where / ".git/objects/info/alternates", f"{repo.path / '.git/objects'}\n")
+    fresh.git("index-pack", "--stdin", input=(world.root / "base.pack").read_bytes())
     fresh.git("read-tree", world.lease_file("r1", "w1")["lease"]["base_sha"])
     fresh.git("checkout-index", "-a", "-u")
     fresh.git("apply", "--index", "--binary", "--whitespace=nowarn", world.evidence("r1", "w1") / "candidate.patch")
