@@ -237,7 +237,13 @@ def status_command(run: RunId = None, as_json: AsJson = False) -> Answer:
     if run is not None or os.environ.get("LIONAGI_RUN_ID"):
         return reports.of_status(status(session.load(_paths(run))))
     roots = all_runs(names.lionagi_home(os.environ))
-    return reports.of_status([row for root in roots for row in status(session.load(_paths(root)))])
+    rows, unreadable = [], []
+    for root in roots:
+        try:
+            rows += status(session.load(_paths(root)))
+        except LionwtError as error:  # one run that is gone must not hide the others
+            unreadable.append((os.path.basename(root), error))
+    return reports.of_status(rows, unreadable)
 
 
 @app.callback(invoke_without_command=True)

@@ -217,7 +217,7 @@ def moved(run: Run, expected: str) -> LionwtError:
     return LionwtError(
         "target_moved",
         f"{short!r} is {now}, but this run left it at {expected}; nothing was landed",
-        hint=f"the patch is kept; apply it yourself where it belongs, or lease anew from {short!r}",
+        hint="its patch is kept: apply it yourself, or open another run, which starts from where the branch is now",
         diagnostics={"expected": expected, "found": found.oid if found is not None else None},
     )
 

@@ -209,6 +209,12 @@ def _same_target(run: RunFile, given: str) -> bool:
 def _refuse_nested(paths: names.RunPaths, found: repository.Repository) -> None:
     """State and artifacts must not lie where worktrees are captured and removed."""
     worktrees = names.worktrees_root(found.main_worktree)
+    if found.checkout.is_relative_to(worktrees):
+        raise LionwtError(
+            "path_unsafe",
+            f"{found.checkout} is a worker's worktree, which goes when its lease ends; nothing was made",
+            hint=f"name the operator's checkout: --repo {found.main_worktree}",
+        )
     for what, path in (("state root", paths.state_root), ("artifact root", paths.artifact_root)):
         if path.is_relative_to(worktrees):
             raise LionwtError(

@@ -42,7 +42,8 @@ class Completion:
         """The one exit code that tells how it went (design section 5)."""
         codes = [exit_of(file, asked) for file in self.files]
         codes += [pending.error.exit_code for pending in self.pending]
-        return worst(codes) if codes else 0
+        # Where nothing was completed at all, a script must not take it for done.
+        return worst(codes or [pending.error.exit_code for pending in self.not_ready])
 
 
 def exit_of(file: LeaseFile, asked: CompletionPolicy) -> int:
@@ -184,7 +185,7 @@ def _not_frozen(run: Run, file: LeaseFile) -> LionwtError:
     elif file.lease.state == "allocated":
         hint = f"when it has its paths: lionwt start {run.argument} {file.worker_id}"
     else:
-        hint = f"when it has ended: lionwt freeze {run.argument} {file.worker_id} --succeeded"
+        hint = f"when it has ended: {run.freeze_command(file)}"
     return LionwtError(
         "not_frozen", f"worker {file.worker_id!r} is {file.lease.state}, not frozen; nothing was changed", hint=hint
     )
@@ -248,7 +249,8 @@ def _decide(run: Run, file: LeaseFile, lock_fd: int) -> LeaseFile:
                 "merge_conflict",
                 f"worker {file.worker_id!r} conflicts with {names.short_branch(run.file.target)!r} in "
                 f"{', '.join(conflict.paths[:5])}; nothing was landed and the checkout was not touched",
-                hint=f"see {run.paths.artifact_root / conflict.ref}, and its patch beside it",
+                hint=f"merge it by hand: git -C {run.file.checkout.path} apply --3way "
+                f"{run.paths.evidence(file.worker_id) / 'candidate.patch'}",
             )
         return landing.land(run, file, expected, tree, lock_fd)
     except LionwtError as error:

@@ -72,7 +72,7 @@ def of_start(run: Run, file: LeaseFile) -> Answer:
             Line(f"{file.worker_id} is {file.lease.state} in {binding.cwd}", "good"),
             *(Line(f"  {name}={value}") for name, value in binding.env.items()),
         ],
-        next=[f"lionwt freeze {run.argument} {file.worker_id} --succeeded"] if file.lease.state == "running" else [],
+        next=[run.freeze_command(file)] if file.lease.state == "running" else [],
     )
 
 
@@ -84,6 +84,10 @@ def of_freeze(run: Run, file: LeaseFile) -> Answer:
         count = len(candidate.files_changed)
         changed = f"{count} file{'' if count == 1 else 's'} changed" if count else "it changed nothing"
         lines.append(Line(f"  {changed}; patch {_evidence(run, candidate.patch_ref)}"))
+        given = {result.name for result in candidate.validations}
+        missing = [name for name in file.required_validations if name not in given]
+        if candidate.worker_succeeded and missing:
+            lines.append(Line(f"  note: no result for {', '.join(missing)}: this will not be landed", "warn"))
     lines += [Line(f"  note: {note.message} [{note.code}]", "warn") for note in file.diagnostics]
     error = None
     if record is not None and record.status == "teardown_failed":
@@ -111,6 +115,7 @@ def of_completion(run: Run, asked: CompletionPolicy, done: Completion) -> Answer
     waiting = [*done.pending, *done.not_ready]
     errors = [_record_error(run, file) for file in done.files if exit_code and exit_of(file, asked) == exit_code]
     errors += [entry.error for entry in done.pending if exit_code and entry.error.exit_code == exit_code]
+    errors = errors or [entry.error for entry in done.not_ready if exit_code]
     lines = [line for file in done.files for line in _record_lines(run, file)]
     for entry in waiting:
         lines.append(Line(f"{entry.worker_id}: pending, {entry.error.message} [{entry.error.code}]", "warn"))
@@ -150,9 +155,17 @@ def of_reconciliation(run: Run, done: Reconciliation, dry_run: bool) -> Answer:
     exit_code = 0 if dry_run else done.exit_code()
     return _upkeep(
         run, "reconcile", done.records, done.pending, done.findings, done.steps, exit_code,
-        lines or [Line(f"run {run.file.run_id}: {len(done.records)} leases, all ended; nothing to do", "good")],
+        lines or _nothing_to_do(run, done),
         [_record_error(run, file) for file in done.standing],
     )  # fmt: skip
+
+
+def _nothing_to_do(run: Run, done: Reconciliation) -> list[Line]:
+    count = len(done.records)
+    lines = [Line(f"run {run.file.run_id}: {count} lease{'' if count == 1 else 's'}, all ended; nothing to do", "good")]
+    for file in done.standing:
+        lines += _record_lines(run, file)
+    return lines
 
 
 def of_reaping(done: Reaping, dry_run: bool) -> Answer:
@@ -203,7 +216,7 @@ def _upkeep(
     )
 
 
-def of_status(standings: Sequence[Standing]) -> Answer:
+def of_status(standings: Sequence[Standing], unreadable: Sequence[tuple[str, LionwtError]] = ()) -> Answer:
     """The answer of ``status``: one line a lease, what blocks it and what to type below."""
     lines: list[Line] = []
     width = max((len(row.worker_id) for row in standings), default=0)
@@ -216,9 +229,16 @@ def of_status(standings: Sequence[Standing]) -> Answer:
             lines.append(Line(f"  {row.blocked_by}", "warn"))
         if row.next:
             lines.append(Line(f"  → {row.next}"))
+        lines += [Line(f"  {told}", "dim") for told in _what_became(row.file)]
+    lines += [Line(f"run {error_of[0]}: {error_of[1].message} [{error_of[1].code}]", "bad") for error_of in unreadable]
+    worst_error = max((error for _, error in unreadable), key=lambda error: error.exit_code, default=None)
     return Answer(
         "status",
+        exit_code=worst_error.exit_code if worst_error else 0,
+        error=worst_error,
+        told=True,
         payload={
+            "unreadable": [{"run_id": run_id, **error.as_object()} for run_id, error in unreadable],
             "leases": [
                 {
                     "run_id": row.run_id,
@@ -232,10 +252,25 @@ def of_status(standings: Sequence[Standing]) -> Answer:
                     "record": _plain(row.file.record) if row.file and row.file.record else None,
                 }
                 for row in standings
-            ]
+            ],
         },
         lines=lines or [Line("no leases")],
     )
+
+
+def _what_became(file: LeaseFile | None) -> list[str]:
+    """What a person asks of a lease afterwards: why, where it landed, what is kept and until when."""
+    if file is None or file.record is None:
+        return []
+    record, outcome = file.record, file.outcome
+    found = []
+    if record.promoted_commit:
+        found.append(f"landed on {record.lease.target_branch} as {record.promoted_commit[:12]}")
+    if record.status == "discarded" and outcome is not None and outcome.message:
+        found.append(outcome.message)
+    if record.status == "retained":
+        found.append(f"{record.lease.worktree_path} is kept until {_time(record.retention_until)}")
+    return found
 
 
 def _age(seconds: float) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,6 +61,11 @@ class Run:
 
     def lease(self, worker_id: str) -> LeaseFile:
         return self.store.lease(worker_id, self.file)
+
+    def freeze_command(self, file: LeaseFile) -> str:
+        """What to type when a worker has done its job, with every validation that the run declares."""
+        declared = [f"--validation {shlex.quote(name)}=pass" for name in file.required_validations]
+        return " ".join(["lionwt freeze", self.argument, file.worker_id, "--succeeded", *declared])
 
     @contextlib.contextmanager
     def locked(self, worker_id: str, wait: float = locks.DEFAULT_WAIT) -> Iterator[LeaseFile]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from lionwt import processes
 from lionwt.records import LeaseFile
 from lionwt.session import Run
 
@@ -49,12 +50,20 @@ def _standing(run: Run, file: LeaseFile, by_id: dict[str, LeaseFile], now: float
             following = file.outcome.hint if file.outcome else None
     elif file.intent is not None:
         blocked = f"a command died in the middle of its {file.intent.kind}, or still works"
+        if file.intent.kind == "promote":
+            blocked += (
+                f"; until that is finished do not commit in {run.file.checkout.path}, "
+                "and leave its index.lock: its files may be behind the branch"
+            )
         # Without an owner nobody can tell that a lease was abandoned.
         following = f"lionwt reconcile {run.argument}" + (" --takeover" if file.owner is None else "")
+    elif file.lease.state != "frozen" and file.owner is not None and not processes.owner_alive(file.owner):
+        blocked = f"its owner (pid {file.owner.pid}) is dead, so nobody watches this worker"
+        following = f"lionwt reconcile {run.argument}"
     elif file.lease.state == "allocated":
         following = f"lionwt start {run.argument} {worker_id}"
     elif file.lease.state == "running":
-        following = f"lionwt freeze {run.argument} {worker_id} --succeeded"
+        following = run.freeze_command(file)
     else:
         waiting = [name for name in file.predecessors if name not in by_id or by_id[name].record is None]
         blocked = f"comes after {', '.join(waiting)}" if waiting else None

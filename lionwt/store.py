@@ -195,7 +195,7 @@ class Store:
             raise LionwtError(
                 "lease_unknown",
                 f"worker {worker_id!r} has no lease in run {self.paths.run_id!r}; nothing was changed",
-                hint=f"see the run's workers: ls {self.paths.workspaces}",
+                hint=f"see the run's workers: lionwt status {self.paths.argument(os.environ)}",
             ) from error
         return self._understood(path, worker_id, loaded, run)
 

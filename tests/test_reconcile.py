@@ -1,0 +1,355 @@
+"""``reconcile``, ``reap`` and ``status``: the rows of design section 8, on real crashes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from typing import Any
+
+import pytest
+
+from tests.conftest import Answer, Repo, World
+
+
+def reconcile(world: World, *arguments: str) -> Answer:
+    return world.lionwt("reconcile", "r1", "--json", "--takeover", *arguments)
+
+
+def files_of(world: World) -> dict[str, bytes]:
+    """Every byte of the run's state that a second reconcile must not change."""
+    return {
+        str(path): path.read_bytes()
+        for path in sorted(world.state("r1").rglob("*"))
+        if path.is_file() and path.suffix != ".lock"
+    }
+
+
+def assert_idempotent(world: World, first: Answer) -> None:
+    """Design section 10, invariant 19: reconcile twice is reconcile once."""
+    before = files_of(world)
+    again = reconcile(world)
+    assert files_of(world) == before
+    assert again.code == first.code, again
+    assert again.json["records"] == first.json["records"]
+    assert again.json["steps"] == []
+
+
+def status_of(answer: Answer, worker: str) -> str:
+    found = [record for record in answer.json["records"] if record["lease"]["worker_id"] == worker]
+    assert len(found) == 1, answer
+    return str(found[0]["status"])
+
+
+@pytest.mark.parametrize("point", ["lease.intended", "lease.registered", "lease.populated", "lease.recorded"])
+def test_an_allocation_that_was_killed_is_undone_or_ended(world: World, repo: Repo, point: str) -> None:
+    """Design section 8: intent to allocate → what carries its nonce is undone."""
+    world.lease("r1", "w0")
+    killed = world.lionwt(
+        "lease", "r1", "-w", "w1", "-w", "w2", "--owner-pid", "none", env={"LIONWT_FAULT": f"{point}:kill"}
+    )
+    assert killed.code == -9
+    answer = reconcile(world)
+    assert answer.code == 0, answer
+    assert status_of(answer, "w1") == "discarded"
+    assert repo.git("for-each-ref", "refs/heads/lionagi", "refs/lionwt") == ""
+    assert repo.git("worktree", "list", "--porcelain").count("worktree ") == 1
+    assert_idempotent(world, answer)
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "promote.index_locked",
+        "promote.intended",
+        "promote.moved",
+        "promote.updated",
+        "promote.index_renamed",
+        "promote.landed",
+    ],
+)
+def test_a_landing_that_was_killed_is_finished_once_and_the_operators_edits_survive(
+    world: World, repo: Repo, point: str
+) -> None:
+    """Design section 8: finished forward or done again, never repeated, never undone."""
+    worker = world.lease("r1", "w1")["w1"]
+    worker.write("f1.txt", "changed by the worker\n")
+    worker.write("new/file.txt", "new\n")
+    assert world.freeze("r1", "w1").code == 0
+    repo.write("f2.txt", "edited by the operator\n")
+    repo.write("f3.txt", "staged by the operator\n")
+    repo.git("add", "f3.txt")
+    repo.write("loose.txt", "untracked\n")
+    assert world.lionwt("promote", "r1", env={"LIONWT_FAULT": f"{point}:kill"}).code == -9
+    answer = reconcile(world)
+    assert answer.code == 0, answer
+    assert status_of(answer, "w1") == "promoted"
+    assert repo.git("rev-list", "--merges", "--count", "work") == "1"
+    assert repo.head() == answer.json["records"][0]["promoted_commit"]
+    assert sorted(repo.status().splitlines()) == [" M f2.txt", "?? loose.txt", "M  f3.txt"]
+    assert (repo.path / "f1.txt").read_text() == "changed by the worker\n"
+    assert world.leftovers("r1", repo) == []
+    assert_idempotent(world, answer)
+
+
+@pytest.mark.parametrize("point", ["freeze.captured", "freeze.evidence", "freeze.anchored"])
+def test_a_running_worker_is_frozen_for_diagnostics_and_ended_as_failed(world: World, repo: Repo, point: str) -> None:
+    """ADR-0091 D5: a running lease has no proof that worker actions completed."""
+    worker = world.lease("r1", "w1")["w1"]
+    worker.write("new.txt", "half done\n")
+    killed = world.lionwt("freeze", "r1", "w1", "--succeeded", env={"LIONWT_FAULT": f"{point}:kill"})
+    assert killed.code == -9
+    answer = reconcile(world)
+    assert answer.code == 0, answer
+    assert status_of(answer, "w1") == "discarded"
+    patch = (world.evidence("r1", "w1") / "candidate.patch").read_bytes()
+    assert b"half done" in patch
+    assert repo.head("work") == answer.json["records"][0]["lease"]["base_sha"]
+    assert world.leftovers("r1", repo) == []
+    assert_idempotent(world, answer)
+
+
+@pytest.mark.parametrize(
+    "point", ["teardown.intended", "teardown.trashed", "teardown.retired", "teardown.branch_deleted"]
+)
+def test_a_teardown_that_was_killed_is_finished(world: World, repo: Repo, point: str) -> None:
+    """Design section 7: repeating a teardown is safe."""
+    worker = world.lease("r1", "w1", policy="patch_only")["w1"]
+    worker.write("new.txt", "new\n")
+    assert world.freeze("r1", "w1").code == 0
+    assert world.lionwt("promote", "r1", env={"LIONWT_FAULT": f"{point}:kill"}).code == -9
+    answer = reconcile(world)
+    assert answer.code == 0, answer
+    assert status_of(answer, "w1") == "discarded"
+    assert world.leftovers("r1", repo) == []
+    assert_idempotent(world, answer)
+
+
+def test_a_worktree_deleted_by_hand_does_not_pin_its_branch_and_its_commits_are_saved(world: World, repo: Repo) -> None:
+    """Case 100: directory absent and matching registration: that entry goes, then the branch, each recorded."""
+    worker = world.lease("r1", "w1")["w1"]
+    tip = worker.commit("work of w1", **{"kept.txt": "kept\n"})
+    shutil.rmtree(worker.path)
+    answer = reconcile(world)
+    assert answer.code == 0, answer
+    assert status_of(answer, "w1") == "discarded"
+    bundle = world.evidence("r1", "w1") / "commits.bundle"
+    assert tip in repo.git("bundle", "list-heads", str(bundle))
+    assert world.leftovers("r1", repo) == []
+    assert_idempotent(world, answer)
+
+
+def test_what_was_removed_whole_by_somebody_else_is_recorded_as_discarded(world: World, repo: Repo) -> None:
+    """ADR-0091 D5: unless both the branch and worktree are provably already removed."""
+    worker = world.lease("r1", "w1")["w1"]
+    repo.git("worktree", "remove", "-f", "-f", str(worker.path))
+    repo.git("branch", "-q", "-D", "lionagi/r1/w1")
+    answer = reconcile(world)
+    assert answer.code == 0, answer
+    record = world.record("r1", "w1")
+    assert (record["status"], record["worktree_removed"], record["branch_deleted"]) == ("discarded", True, True)
+    assert_idempotent(world, answer)
+
+
+def test_a_frozen_candidate_is_completed_under_the_pinned_policy_in_order(world: World, repo: Repo) -> None:
+    """ADR-0091 D5: a frozen candidate can resume completion when patch and manifest still match."""
+    first = world.lease("r1", "a")["a"]
+    second = world.lease("r1", "b", args=("--after", "a"))["b"]
+    first.write("a.txt", "a\n")
+    second.write("b.txt", "b\n")
+    for worker in ("b", "a"):
+        assert world.freeze("r1", worker).code == 0
+    answer = reconcile(world)
+    assert answer.code == 0, answer
+    subjects = repo.git("log", "--merges", "--reverse", "--format=%s", "work").splitlines()
+    assert subjects == ["Merge worker a of run r1", "Merge worker b of run r1"]
+
+
+def test_a_frozen_candidate_whose_patch_was_changed_needs_a_person(world: World, repo: Repo) -> None:
+    """Design section 8: frozen, patch or manifest changed or gone → needs_resolution."""
+    worker = world.lease("r1", "w1")["w1"]
+    worker.write("new.txt", "new\n")
+    assert world.freeze("r1", "w1").code == 0
+    (world.evidence("r1", "w1") / "candidate.patch").write_bytes(b"something else")
+    head = repo.head("work")
+    answer = reconcile(world)
+    assert answer.code == 4
+    assert answer.error == "patch_changed"
+    assert status_of(answer, "w1") == "needs_resolution"
+    assert repo.head("work") == head
+    assert_idempotent(world, answer)
+
+
+def test_orphans_and_torn_files_are_findings_and_are_not_touched(world: World, repo: Repo) -> None:
+    """ADR-0091 D5: an unrecorded matching worktree is ambiguous; it is not adopted."""
+    worker = world.lease("r1", "w1")["w1"]
+    world.lease("r1", "w2")
+    torn = world.state("r1") / "workspaces" / "w1.json"
+    torn.write_bytes(b'{"schema": "lionwt/lease@1", "ser')
+    os.unlink(world.state("r1") / "workspaces" / "w2.json")
+    answer = reconcile(world)
+    assert answer.code == 7, answer
+    assert {(finding["code"], finding["worker_id"]) for finding in answer.json["findings"]} == {
+        ("state_unreadable", "w1"),
+        ("orphan", "w2"),
+    }
+    assert torn.read_bytes().endswith(b'"ser')
+    assert worker.path.exists()
+    assert repo.head("lionagi/r1/w2") == repo.head("work")
+    refused = world.lionwt("lease", "r1", "-w", "w2", "--owner-pid", "none", "--json")
+    assert refused.code == 3
+    assert refused.error == "name_taken"
+
+
+def owned_lease(world: World) -> subprocess.Popen[bytes]:
+    """Lease ``w1`` for an owner of its own, which is returned alive."""
+    owner = subprocess.Popen(["sleep", "300"])
+    answer = world.lionwt(
+        *("lease", "r1", "-w", "w1", "--target", "work", "--policy", "merge_validated", "--owner-pid", str(owner.pid))
+    )
+    assert answer.code == 0, answer
+    return owner
+
+
+def test_reconcile_is_busy_while_the_owner_lives_and_lease_is_refused_after_it_died(world: World, repo: Repo) -> None:
+    """Design section 8: busy while the owner is alive; section 7: lease answers run_interrupted until reconciled."""
+    with owned_lease(world) as owner:
+        try:
+            busy = world.lionwt("reconcile", "r1", "--json")
+            assert (busy.code, busy.error) == (6, "owner_alive")
+            assert world.lionwt("lease", "r1", "-w", "w2", "--owner-pid", str(owner.pid)).code == 0
+        finally:
+            owner.kill()
+    interrupted = world.lionwt("lease", "r1", "-w", "w3", "--owner-pid", "none", "--json")
+    assert (interrupted.code, interrupted.error) == (6, "run_interrupted")
+    assert interrupted.json["next"] == ["lionwt reconcile r1"]
+    assert world.lionwt("reconcile", "r1", "--json").code == 0
+    assert world.lionwt("lease", "r1", "-w", "w3", "--owner-pid", "none").code == 0
+
+
+def test_reconcile_is_busy_while_a_worker_lives_and_a_takeover_stops_it(world: World, repo: Repo) -> None:
+    """Design section 8: any process that carries a worker's ids makes it busy, unless --takeover."""
+    with owned_lease(world) as owner:
+        owner.kill()
+    assert world.lionwt("start", "r1", "w1").code == 0
+    ids: dict[str, str | None] = {"LIONAGI_RUN_ID": "r1", "LIONAGI_WORKER_ID": "w1"}
+    with subprocess.Popen(["sleep", "300"], env=world.environment(ids)) as worker:
+        try:
+            busy = world.lionwt("reconcile", "r1", "--json")
+            assert (busy.code, busy.error) == (6, "worker_alive")
+            assert reconcile(world).code == 0
+            assert worker.wait(20) == -15
+        finally:
+            worker.kill()
+
+
+def test_without_an_owner_only_a_takeover_reconciles(world: World, repo: Repo) -> None:
+    """Design section 7: none declares no owner, and then only --takeover may reconcile what is not terminal."""
+    world.lease("r1", "w1")
+    refused = world.lionwt("reconcile", "r1", "--json")
+    assert (refused.code, refused.error) == (6, "owner_alive")
+    assert "--takeover" in refused.json["error"]["hint"]
+    assert world.lease_file("r1", "w1")["lease"]["state"] == "running"
+
+
+def test_a_dry_run_says_what_would_be_done_and_why_and_changes_nothing(world: World, repo: Repo) -> None:
+    """``reconcile --dry-run``."""
+    world.lease("r1", "w1")
+    before, seen = files_of(world), repo.snapshot()
+    answer = reconcile(world, "--dry-run")
+    assert answer.code == 0, answer
+    assert [step["worker_id"] for step in answer.json["steps"]] == ["w1"]
+    assert all(step["found"] and step["action"] for step in answer.json["steps"])
+    assert (files_of(world), repo.snapshot()) == (before, seen)
+
+
+def conflict_retained(world: World, repo: Repo, duration: str) -> Repo:
+    worker = world.lease("r1", "w1", args=("--retain-for", duration))["w1"]
+    worker.write("f1.txt", "theirs\n")
+    assert world.freeze("r1", "w1").code == 0
+    repo.commit("moves the target", **{"f1.txt": "mine\n"})
+    assert world.promote("r1").code == 4
+    return worker
+
+
+def set_back(world: World, **changes: float) -> None:
+    """Edit the times of a stored record, as a clock would have written them."""
+    path = world.state("r1") / "workspaces" / "w1.json"
+    loaded: dict[str, Any] = json.loads(path.read_bytes())
+    for key, value in changes.items():
+        for holder in (loaded["record"], loaded["policy"], loaded["lease"], loaded["record"]["lease"]):
+            if key in holder:
+                holder[key] = value
+    path.write_text(json.dumps(loaded))
+
+
+def test_reap_tears_down_what_has_expired_and_nothing_else(world: World, repo: Repo) -> None:
+    """Design section 8: retained, expired → torn down; the record keeps its outcome."""
+    worker = conflict_retained(world, repo, "2h")
+    assert world.record("r1", "w1")["status"] == "retained"
+    assert world.lionwt("reap", "r1", "--json").json["records"] == []
+    assert worker.path.exists()
+    set_back(world, retention_until=time.time() - 1)
+    dry = world.lionwt("reap", "--all", "--dry-run", "--json")
+    assert [step["worker_id"] for step in dry.json["steps"]] == ["w1"]
+    assert worker.path.exists()
+    answer = world.lionwt("reap", "--all", "--json")
+    assert answer.code == 0, answer
+    record = world.record("r1", "w1")
+    assert (record["status"], record["worktree_removed"], record["branch_deleted"]) == ("needs_resolution", True, True)
+    assert world.leftovers("r1", repo) == []
+
+
+def test_a_clock_that_runs_backwards_deletes_nothing(world: World, repo: Repo) -> None:
+    """Design section 8: retained, clock before created_at → refused."""
+    worker = conflict_retained(world, repo, "2h")
+    set_back(world, retention_until=time.time() - 10, created_at=time.time() + 3600)
+    for answer in (world.lionwt("reap", "r1", "--json"), reconcile(world)):
+        assert answer.code == 7, answer
+        assert "clock_wrong" in {finding["code"] for finding in answer.json["findings"]}
+    assert worker.path.exists()
+
+
+def test_status_says_what_blocks_each_lease_and_what_to_type(world: World, repo: Repo) -> None:
+    """Design section 5: ``status`` shows every lease: state, age, what blocks it, what to type next."""
+    world.lease("r1", "a", start=False)
+    world.lease("r1", "b")
+    world.lease("r1", "c", args=("--after", "b"))
+    assert world.freeze("r1", "c").code == 0
+    rows = {row["worker_id"]: row for row in world.lionwt("status", "r1", "--json").json["leases"]}
+    assert [rows[name]["state"] for name in "abc"] == ["allocated", "running", "frozen"]
+    assert rows["a"]["next"] == "lionwt start r1 a"
+    assert rows["b"]["next"] == "lionwt freeze r1 b --succeeded"
+    assert rows["c"]["blocked_by"] == "comes after b"
+    text = world.lionwt("status").out
+    assert all(word in text for word in ("allocated", "running", "frozen", "→ lionwt start r1 a"))
+
+
+def test_the_number_of_git_processes_does_not_grow_with_the_leases(world: World, repo: Repo) -> None:
+    """Design section 8: decides with a number of git processes that does not grow with the number of leases."""
+    counted = world.root / "git.log"
+    wrapper = world.root / "bin" / "git"
+    wrapper.parent.mkdir()
+    wrapper.write_text(f'#!/bin/sh\necho . >>{counted}\nexec {shutil.which("git")} "$@"\n')
+    wrapper.chmod(0o755)
+    counts = []
+    for workers in (["a"], ["b", "c", "d", "e", "f"]):
+        world.lease("r1", *workers, policy="patch_only")
+        for worker in workers:
+            assert world.freeze("r1", worker, "--failed").code == 0
+        assert world.promote("r1").code == 0
+        counted.write_text("")
+        answer = world.lionwt("reconcile", "r1", "--json", env={"PATH": f"{wrapper.parent}:{world.env['PATH']}"})
+        assert answer.code == 0, answer
+        counts.append(len(counted.read_text().splitlines()))
+    assert counts[0] == counts[1] <= 2
+
+
+def test_reconcile_and_reap_are_refused_to_a_worker(world: World, repo: Repo) -> None:
+    """Design section 5: called_by_worker."""
+    world.lease("r1", "w1")
+    for verb in ("reconcile", "reap"):
+        answer = world.lionwt(verb, "r1", "--json", env={"LIONAGI_WORKER_ID": "w1"})
+        assert (answer.code, answer.error) == (3, "called_by_worker")
