@@ -74,8 +74,9 @@ def lease(paths: names.RunPaths, request: Request) -> tuple[Run, list[LeaseFile]
 
 def _check_ids(paths: names.RunPaths, request: Request) -> None:
     names.check_id(paths.run_id, "run")
-    if request.session_id is not None:
-        names.check_session(request.session_id)
+    for session_id in (request.session_id, request.default_session):
+        if session_id is not None:
+            names.check_session(session_id)
     if not request.workers:
         raise LionwtError("usage", "no worker was named; nothing was made", hint="name one with -w WORKER")
     seen: dict[str, str] = {}

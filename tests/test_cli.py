@@ -451,7 +451,8 @@ def test_a_conflict_tells_a_person_where_it_is_and_that_nothing_was_touched(worl
     assert told.startswith("w1: promoted, landed on work as ")
     assert "w2: needs_resolution, needs a person\n  why: worker 'w2' conflicts with 'work' in f1.txt; " in told
     assert "nothing was landed and the checkout was not touched [merge_conflict]\n" in told
-    assert f"  → see {world.evidence('r1', 'w2') / 'conflict.json'}, and its patch beside it\n" in told
+    patch = world.evidence("r1", "w2") / "candidate.patch"
+    assert f"  → merge it by hand: git -C {repo.path} apply --3way {patch}\n" in told
 
 
 @quickly
@@ -469,11 +470,11 @@ def test_of_several_endings_one_exit_code_and_its_error_stand_for_all(world: Wor
     assert (found["exit_code"], found["error"]["code"]) == (3, "worker_failed")
     found = one_object(world.promote("r1", "ok", "late", "bad", "conflict"), "promote")
     assert (found["exit_code"], found["error"]["code"]) == (4, "merge_conflict")
-    assert [record["lease"]["worker_id"] for record in found["records"]] == ["ok", "bad", "conflict"]
+    assert [record["lease"]["worker_id"] for record in found["records"]] == ["ok", "conflict", "bad"]
     assert [entry["worker_id"] for entry in found["pending"]] == ["late"]
     assert [(entry["worker_id"], entry["code"]) for entry in found["outcomes"]] == [
-        ("bad", "worker_failed"),
         ("conflict", "merge_conflict"),
+        ("bad", "worker_failed"),
     ]
 
 
