@@ -162,6 +162,20 @@ class Checkout:
         self.give_back(IndexLock(self.lock_path, inode, self.git_dir / copy))
         return True
 
+    def drop_abandoned(self) -> None:
+        """Remove a lock that a landing left before its intent was written, where there is one.
+
+        Call under the promotion lock. A landing that was begun has its intent,
+        and its lock stays until that is settled.
+        """
+        with contextlib.suppress(LionwtError):
+            self._abandoned()
+
+    def is_locked_for(self, state_path: Path) -> bool:
+        """Whether the lock that is there was taken for the lease of ``state_path``."""
+        stamp = self._stamp()
+        return stamp is not None and stamp[2] == state_path
+
     def _stamp(self) -> tuple[int, str, Path] | None:
         """What lionwt wrote into the lock that is there: its inode, the copy's name, the lease's file."""
         try:

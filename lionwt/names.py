@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shlex
+import stat
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from typing import cast
 from lionwt.errors import LionwtError
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+
+#: Bytes of lionagi's manifest that are read at most.
+_LARGEST = 16 << 20
 
 HEADS = "refs/heads/"
 ALWAYS_PROTECTED = ("main", "master")
@@ -192,21 +196,38 @@ def run_paths(argument: str | None, environ: Mapping[str, str]) -> RunPaths:
 
 def _lionagi_manifest(path: Path) -> dict[str, str | None]:
     try:
-        loaded = json.loads(path.read_bytes())
+        loaded = json.loads(_small_file(path))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LionwtError(
             "state_unreadable",
             f"{path} cannot be read ({error}); nothing was changed",
             hint="lionagi writes that file; look at it, then run the same command again",
         ) from error
-    if not isinstance(loaded, dict) or not all(
-        isinstance(loaded.get(key), (str, type(None))) for key in ("run_id", "artifact_root")
-    ):
+    if not isinstance(loaded, dict) or not all(_is_plain(loaded.get(key)) for key in ("run_id", "artifact_root")):
         raise LionwtError(
             "state_unreadable",
             f"{path} is not a JSON object with run_id and artifact_root as text; nothing was changed",
             hint="lionagi writes that file; look at it, then run the same command again",
         )
     return cast("dict[str, str | None]", loaded)
+
+
+def _small_file(path: Path) -> bytes:
+    """The content of a regular file; a FIFO in its place must not be waited for."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError("it is not a regular file")
+        return file.read(_LARGEST)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is missing, or text that a path can hold."""
+    if value is None:
+        return True
+    try:
+        return isinstance(value, str) and "\0" not in value and bool(os.fsencode(value) or True)
+    except UnicodeEncodeError:
+        return False

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lionwt import evidence, landing, locks, names, processes, repository, settle, teardown, trash
+from lionwt.checkout import Checkout
 from lionwt.errors import LionwtError, from_os_error, worst
 from lionwt.records import CompletionPolicy, LeaseFile, Outcome, WorkerWorktreeRecord
 from lionwt.session import Run, promotion_lock
@@ -155,7 +156,8 @@ def _complete_one(
     done = None
     if asked == "patch_only":
         with run.locked(worker_id, lock_timeout) as file:
-            if file.intent is None or file.intent.kind != "promote":
+            begun = file.intent is not None and file.intent.kind == "promote"
+            if not begun and not Checkout(run).is_locked_for(file.lease.state_path):
                 done = _keep_patch(run, file)
     if done is None:  # a landing, also one that was begun and has to be settled first
         with (

@@ -32,6 +32,7 @@ def unresolved_landings(run: Run, held_worker: str, lock_fd: int) -> None:
             with run.locked(file.worker_id) as now:
                 if now.intent is not None and now.intent.kind == "promote":
                     one_landing(run, now, lock_fd)
+    Checkout(run).drop_abandoned()
 
 
 def one_landing(run: Run, file: LeaseFile, lock_fd: int) -> LeaseFile:

@@ -569,3 +569,27 @@ def test_another_run_leaves_the_lock_of_an_interrupted_landing(world: World, rep
     assert repo.snapshot() == before
     assert world.promote("r1").code == 0
     assert len(repo.merges()) == 1 and repo.status() == ""
+
+
+@pytest.mark.parametrize("ending", ["patch_only", "target_moved", "patch_changed"])
+def test_an_index_lock_from_before_the_intent_goes_with_whatever_ending_comes(
+    world: World, repo: Repo, ending: str
+) -> None:
+    """Design section 7, promote 6: git refuses until the run is finished, and not for ever."""
+    worker = world.lease("r1", "w1")["w1"]
+    worker.write("new.txt", "new\n")
+    assert world.freeze("r1", "w1").code == 0
+    killed = world.lionwt("promote", "r1", env={"LIONWT_FAULT": "promote.index_locked:kill"})
+    assert killed.code == -9
+    assert (repo.path / ".git" / "index.lock").exists()
+    arguments = ["promote", "r1"]
+    if ending == "patch_only":
+        arguments += ["--policy", "patch_only"]
+    elif ending == "target_moved":
+        moved = repo.git("commit-tree", "-p", "HEAD", "-m", "moved", "HEAD^{tree}")
+        repo.git("update-ref", "refs/heads/work", moved)
+    else:
+        (world.evidence("r1", "w1") / "candidate.patch").write_bytes(b"changed")
+    world.lionwt(*arguments)
+    assert world.record("r1", "w1")["status"] in ("discarded", "needs_resolution")
+    assert world.leftovers("r1", repo) == []

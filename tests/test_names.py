@@ -305,3 +305,17 @@ def test_state_and_artifacts_never_lie_among_the_worktrees(world: World, repo: R
     assert (artifacts.code, artifacts.error) == (3, "path_unsafe"), artifacts
     assert not (repo.path / ".worktrees").exists()
     assert [path.name for path in world.state("r1").iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, '{"artifact_root": "\\u0000x"}', '{"artifact_root": "\\ud800"}', '{"run_id": 7}']
+)
+def test_a_manifest_that_is_not_lionagis_is_unreadable_state_and_never_a_bug(
+    world: World, repo: Repo, content: str
+) -> None:
+    """Design section 5: exit 7, state unreadable."""
+    world.state("r1").mkdir(parents=True)
+    (world.state("r1") / "run.json").write_text(content)
+    answer = world.lionwt("lease", "r1", "-w", "w1", "--target", "work", "--json")
+    assert (answer.code, answer.error) == (7, "state_unreadable")
+    assert repo.git("worktree", "list", "--porcelain").count("worktree ") == 1
