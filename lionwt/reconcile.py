@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -40,6 +38,7 @@ from lionwt.errors import CODES, LionwtError, worst
 from lionwt.records import CompletionPolicy, Evidence, LeaseFile, Outcome, WorkerWorktreeRecord
 from lionwt.session import Run, promotion_lock
 from lionwt.store import make_private_dir
+from lionwt.sweep import sweep
 
 
 @dataclass(frozen=True)
@@ -140,6 +139,7 @@ def reconcile(
             found.standing.append(file)
     if work:
         trash.clear(run)
+    sweep(run)
     return found
 
 
@@ -287,7 +287,6 @@ def _carry_out(
             with run.locked(entry.worker_id) as file:
                 if file.serial == entry.file.serial:  # somebody else was quicker otherwise
                     action(run, file)
-                _sweep(run, entry.worker_id)
         except LionwtError as error:
             found.pending.append(promote.Pending(entry.worker_id, error))
     done = {entry.worker_id for entry in found.pending}
@@ -296,9 +295,6 @@ def _carry_out(
     if frozen:
         _, completion = promote.promote(run, frozen, completion_policy)
         found.pending += completion.pending
-        for worker_id in frozen:
-            with run.locked(worker_id):
-                _sweep(run, worker_id)
 
 
 def _settle(run: Run, work: list[tuple[Seen, Step, Action | None]], found: Reconciliation) -> None:
@@ -394,18 +390,3 @@ def expire(run: Run, file: LeaseFile) -> LeaseFile:
     assert file.outcome is not None
     outcome = file.outcome.model_copy(update={"status": "needs_resolution"})
     return teardown.finish(run, teardown.decide(run, file, outcome))
-
-
-def _sweep(run: Run, worker_id: str) -> None:
-    """Remove what dead commands left for one lease in lionwt's own directories. Call under its lock."""
-    own = run.paths.git_dir / "lionwt"
-    with contextlib.suppress(OSError):
-        for entry in os.listdir(own):
-            if entry.startswith(f"{worker_id}~"):
-                path = own / entry
-                if stat.S_ISDIR(path.lstat().st_mode):
-                    shutil.rmtree(path, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        for entry in os.listdir(run.paths.workspaces):
-            if entry.startswith(f".{worker_id}.json.") and entry.endswith(".tmp"):
-                (run.paths.workspaces / entry).unlink(missing_ok=True)

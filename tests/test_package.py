@@ -26,7 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("store", "processes", "repository"),
     ("locks", "parsing", "snapshot", "worktree", "history"),
     ("capture", "session"),
-    ("evidence", "trash", "start", "status", "opening"),
+    ("evidence", "trash", "sweep", "start", "status", "opening"),
     ("checkout", "teardown", "allocation"),
     ("landing", "freeze", "lease"),
     ("settle",),

@@ -347,6 +347,18 @@ def test_the_number_of_git_processes_does_not_grow_with_the_leases(world: World,
     assert counts[0] == counts[1] <= 2
 
 
+@pytest.mark.parametrize("write", [1, 2, 3, 4, 5])
+def test_what_a_killed_write_left_is_swept(world: World, repo: Repo, write: int) -> None:
+    """Nothing is left behind: temporary files go with the next reconcile."""
+    world.lease("r1", "w0")
+    for arguments in (("lease", "r1", "-w", "w1", "--owner-pid", "none"), ("freeze", "r1", "w0", "--failed")):
+        world.lionwt(*arguments, env={"LIONWT_FAULT": f"store.written:kill:{write}"})
+    (world.state("r1") / f".workspaces.json.{'0' * 16}.tmp").write_text("torn")
+    reconcile(world)
+    left = [*world.state("r1").rglob("*.tmp"), *(repo.path / ".git" / "info").glob(".exclude.*")]
+    assert left == []
+
+
 def test_reconcile_and_reap_are_refused_to_a_worker(world: World, repo: Repo) -> None:
     """Design section 5: called_by_worker."""
     world.lease("r1", "w1")
