@@ -117,6 +117,7 @@ def land(run: Run, file: LeaseFile, expected: str, tree: str, lock_fd: int) -> L
             tree=tree,
             index_lock=lock.inode,
             scratch=lock.copy.name,
+            logged=has_reflog(run),
         )
         lease = file.lease.model_copy(update={"expected_target_sha": expected})
         intent = Intent(kind="promote", at=time.time(), nonce=os.urandom(8).hex(), landing=landing)
@@ -186,7 +187,8 @@ def _move(run: Run, expected: str, commit: str, lock_fd: int) -> None:
     git_ = Checkout(run).shared().keeping(lock_fd)
     reflog = f"lionwt promote {run.argument}"
     try:
-        git_.run("update-ref", "--no-deref", "-m", reflog, run.file.target, commit, expected)
+        # The reflog tells a landing that was undone from one that never was, whatever the configuration says.
+        git_.run("update-ref", "--no-deref", "--create-reflog", "-m", reflog, run.file.target, commit, expected)
     except LionwtError as error:
         now = target_head(run)
         if now == commit:
@@ -199,6 +201,11 @@ def _move(run: Run, expected: str, commit: str, lock_fd: int) -> None:
             f"is as it was: {error.message}",
             hint=error.hint or "clear what git names, then promote again",
         ) from error
+
+
+def has_reflog(run: Run) -> bool:
+    """Whether the target has a reflog."""
+    return git.shared(str(run.common_dir)).run("reflog", "exists", run.file.target, ok=(0, 1)).code == 0
 
 
 def target_head(run: Run) -> str | None:

@@ -275,6 +275,8 @@ class Landing(_Contract):
     tree: str
     index_lock: int | None = None
     scratch: str | None = None
+    #: Whether the target had a reflog before; the move makes one.
+    logged: bool | None = None
 
 
 class Intent(_Contract):

@@ -43,7 +43,7 @@ def one_landing(run: Run, file: LeaseFile, lock_fd: int) -> LeaseFile:
     if head is not None and _descends(run, head, intended.merge):
         left = _bring_forward(run, file, intended, head, lock_fd)
         return landing.landed(run, file, intended, left)
-    if head == intended.expected and not _was_target(run, intended.merge):
+    if head == intended.expected and _never_moved(run, intended):
         _drop_lock(run, intended)
         return run.store.write(file.model_copy(update={"intent": None}))
     _drop_lock(run, intended)
@@ -66,10 +66,16 @@ def _descends(run: Run, head: str, merge: str) -> bool:
     return answer.code == 0
 
 
-def _was_target(run: Run, merge: str) -> bool:
-    """Whether the target's reflog has ever held the merge."""
+def _never_moved(run: Run, intended: Landing) -> bool:
+    """Whether the target's reflog proves that it has never held the merge.
+
+    The move makes the reflog, so where there was none before and there is none
+    now, nothing was moved; one that has gone or cannot be read proves nothing.
+    """
+    if not landing.has_reflog(run):
+        return intended.logged is False
     logged = git.shared(str(run.common_dir)).run("reflog", "show", "--format=%H", run.file.target, "--", ok=(0, 128))
-    return merge in git.text(logged.out).split()
+    return logged.code == 0 and intended.merge not in git.text(logged.out).split()
 
 
 def _bring_forward(run: Run, file: LeaseFile, intended: Landing, head: str, lock_fd: int) -> list[str]:

@@ -94,6 +94,42 @@ def test_a_landing_that_was_killed_is_finished_once_and_the_operators_edits_surv
     assert_idempotent(world, answer)
 
 
+def test_a_landing_that_was_undone_is_not_done_again_where_no_reflog_is_kept(world: World, repo: Repo) -> None:
+    """core.logAllRefUpdates=false: the move makes the reflog that tells an undone landing from none."""
+    repo.git("config", "core.logAllRefUpdates", "false")
+    shutil.rmtree(repo.path / ".git" / "logs", ignore_errors=True)
+    world.frozen("r1", {"w1": {"f1.txt": "one\n"}})
+    base = repo.head("work")
+    assert world.promote("r1", env={"LIONWT_FAULT": "promote.moved:kill"}).code == -9
+    repo.git("update-ref", "refs/heads/work", base)
+    first = reconcile(world)
+    assert (first.code, status_of(first, "w1")) == (4, "needs_resolution"), first
+    assert repo.head("work") == base
+    assert_idempotent(world, first)
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+def test_a_landing_that_never_moved_the_target_is_done_unless_the_reflog_has_gone(
+    world: World, repo: Repo, has_log: bool
+) -> None:
+    """Without a reflog before, none now says that nothing moved; one that has gone says nothing."""
+    logs = repo.path / ".git" / "logs" / "refs" / "heads" / "work"
+    if not has_log:
+        repo.git("config", "core.logAllRefUpdates", "false")
+        logs.unlink()
+    world.frozen("r1", {"w1": {"f1.txt": "one\n"}})
+    base = repo.head("work")
+    assert world.promote("r1", env={"LIONWT_FAULT": "promote.intended:kill"}).code == -9
+    logs.unlink(missing_ok=True)
+    answer = reconcile(world)
+    if has_log:
+        assert (answer.code, status_of(answer, "w1")) == (4, "needs_resolution"), answer
+        assert repo.head("work") == base
+    else:
+        assert (answer.code, status_of(answer, "w1")) == (0, "promoted"), answer
+        assert len(repo.merges()) == 1
+
+
 @pytest.mark.parametrize("point", ["freeze.captured", "freeze.evidence", "freeze.anchored"])
 def test_a_running_worker_is_frozen_for_diagnostics_and_ended_as_failed(world: World, repo: Repo, point: str) -> None:
     """ADR-0091 D5: a running lease has no proof that worker actions completed."""
