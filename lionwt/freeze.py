@@ -165,7 +165,7 @@ def _write_evidence(
     target: Path,
 ) -> Proof:
     private, base, root = run.private(), run.file.base_sha, file.lease.worktree_path
-    past = history.read(run.file, file, identity)
+    past = history.read(run.file, run.paths.git_dir, file, identity)
     notes = Notes()
     notes.diagnostics += past.notes
     notes.diagnostics += repository.changes_of_shared_config(run.file).items()

@@ -49,6 +49,7 @@ _CLOSED: Final[dict[str, str]] = {
     "GIT_CONFIG_GLOBAL": "/dev/null",
     "GIT_ATTR_NOSYSTEM": "1",
     "GIT_NO_REPLACE_OBJECTS": "1",  # refs/replace/<base> gives a false base tree
+    "GIT_GRAFT_FILE": "/dev/null",  # info/grafts gives a commit false parents
     "GIT_ALLOW_PROTOCOL": "none",  # a missing object in a partial clone runs an ext:: remote
     "GIT_NO_LAZY_FETCH": "1",
     "GIT_OPTIONAL_LOCKS": "0",
@@ -61,7 +62,8 @@ _CLOSED: Final[dict[str, str]] = {
     "GIT_LITERAL_PATHSPECS": "1",
 }
 
-_ALWAYS: Final = ("-c", "core.fsync=all", "-c", "core.quotePath=false")
+# A worker can write objects/info/commit-graph, which git believes before the commits themselves.
+_ALWAYS: Final = ("-c", "core.fsync=all", "-c", "core.quotePath=false", "-c", "core.commitGraph=false")
 
 _SHARED: Final = tuple(
     flag

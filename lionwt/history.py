@@ -2,7 +2,9 @@
 
 Only refs and commits are looked at; the content of a candidate comes from the
 captured tree alone, wherever the worker's HEAD has gone (design section 7,
-freeze 5).
+freeze 5). Refs are looked up in the shared directory; which commits are whose
+parents is read through the run's private one, where no graft, shallow file or
+commit-graph of a worker's says otherwise.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class History:
     tips: tuple[str, ...]
 
 
-def read(run: RunFile, file: LeaseFile, identity: Identity) -> History:
+def read(run: RunFile, private_dir: Path, file: LeaseFile, identity: Identity) -> History:
     """Read the history of a lease's worktree."""
     common = git.shared(run.common_dir.path)
     shared = git.shared(run.common_dir.path, git_dir=identity.admin_dir, work_tree=str(file.lease.worktree_path))
@@ -86,7 +88,7 @@ def read(run: RunFile, file: LeaseFile, identity: Identity) -> History:
         # Nothing was committed, unless HEAD has been somewhere and come back.
         tips = _remembered(shared, run.base_sha)
         return History(head, head_ref, tip, (), head is not None, None, tuple(notes), tips)
-    line, is_line, blocker = _line(run, file, shared, head, head_ref)
+    line, is_line, blocker = _line(run, private_dir, file, shared, head, head_ref)
     if head is not None and not is_line:
         notes.append(
             ("worker_left_base", "the worker's commits are no line from the base; the change is one commit on it")
@@ -101,12 +103,13 @@ def _maybe(shared: git.Git, *arguments: str) -> str | None:
 
 
 def _line(
-    run: RunFile, file: LeaseFile, shared: git.Git, head: str | None, head_ref: str | None
+    run: RunFile, private_dir: Path, file: LeaseFile, shared: git.Git, head: str | None, head_ref: str | None
 ) -> tuple[tuple[str, ...], bool, str | None]:
     """The worker's commits from the base, oldest first; whether they are a line; what forbids landing."""
     if head is None:
         return (), False, None
-    listed = shared.run("rev-list", "--parents", "--topo-order", "--reverse", f"^{run.base_sha}", head, "--")
+    objects = git.private(private_dir, run.common_dir.path)
+    listed = objects.run("rev-list", "--parents", "--topo-order", "--reverse", f"^{run.base_sha}", head, "--")
     rows = [row.split() for row in listed.out.decode("ascii").splitlines()]
     line = tuple(row[0] for row in rows)
     is_line = True
@@ -117,31 +120,46 @@ def _line(
             break
         parent = row[0]
     is_line = is_line and parent == head
-    foreign = _foreign(run, file, shared, line, head, head_ref)
+    foreign = _foreign(run, objects, file, shared, line, head, head_ref)
     if foreign:
         return line, is_line, f"{len(foreign)} commits were merged in from elsewhere, {foreign[0]} among them"
     return line, is_line, None
 
 
 def _foreign(
-    run: RunFile, file: LeaseFile, shared: git.Git, line: tuple[str, ...], head: str, head_ref: str | None
+    run: RunFile,
+    objects: git.Git,
+    file: LeaseFile,
+    shared: git.Git,
+    line: tuple[str, ...],
+    head: str,
+    head_ref: str | None,
 ) -> list[str]:
     """Commits of the line that another ref holds and that were not made in this worktree."""
     if not line:
         return []
-    excluded = {file.lease.branch_name}
+    own = {names.HEADS + file.lease.branch_name}
     # A branch that the worker made and stands on is its own; the target never is.
     if head_ref and head_ref.startswith(names.HEADS) and head_ref != run.target:
-        excluded.add(names.short_branch(head_ref))
-    excludes = [f"--exclude={name}" for name in sorted(excluded)]
-    only_here = shared.run(
-        "rev-list", head, f"^{run.base_sha}", "--not", *excludes, "--branches", "--remotes", "--tags", "--"
-    )
+        own.add(head_ref)
+    known = _refs(run)
+    others = {oid for name, oid in known.items() if name not in own}
+    revisions = [head, f"^{run.base_sha}", *(f"^{oid}" for oid in sorted(others))]
+    only_here = objects.run("rev-list", "--ignore-missing", "--stdin", stdin="\n".join([*revisions, ""]).encode())
     elsewhere = set(line) - set(only_here.out.decode("ascii").split())
     if not elsewhere:
         return []
     made = {oid for oid, message in _reflog(shared) if _MADE_HERE.match(message)}
     return [oid for oid in line if oid in elsewhere - made]
+
+
+def _refs(run: RunFile) -> dict[str, str]:
+    """Every branch, remote branch and tag, by full name."""
+    listed = git.shared(run.common_dir.path).run(
+        "for-each-ref", "--format=%(objectname) %(refname)", "refs/heads", "refs/remotes", "refs/tags"
+    )
+    rows = (row.split(" ", 1) for row in git.text(listed.out).split("\n") if row)
+    return {name: oid for oid, name in rows}
 
 
 def _reflog(shared: git.Git) -> list[tuple[str, str]]:

@@ -488,3 +488,16 @@ def test_changes_of_the_shared_configuration_and_hooks_are_diagnostics(world: Wo
     assert {"shared_config_changed", "shared_hooks_changed"} <= diagnostics(world)
     assert world.promote("r1", "w1").code == 0
     assert repo.git("log", "-1", "--format=%an %cn", "work") == "Operator Operator"
+
+
+def test_a_graft_does_not_hide_what_was_merged_in(world: World, repo: Repo) -> None:
+    """The parents that count are the commits' own, not those that a file of the shared directory gives them."""
+    worker = world.lease("r1", "w1")["w1"]
+    merges_another_branch(world, repo, worker)
+    merged, base = worker.head(), repo.head()
+    repo.write(".git/info/grafts", f"{merged} {base}\n")
+    assert world.freeze("r1", "w1").code == 0
+    repo.git("update-ref", "-d", "refs/heads/theirs")
+    answer = world.promote("r1")
+    assert (answer.code, answer.error) == (4, "worktree_unmerged"), answer
+    assert repo.head("work") == base
