@@ -165,7 +165,7 @@ def _write_evidence(
     target: Path,
 ) -> Proof:
     private, base, root = run.private(), run.file.base_sha, file.lease.worktree_path
-    past = history.read(run.file, run.paths.git_dir, file, identity)
+    past = history.read(run.file, run.paths.git_dir, file, identity, _recorded_elsewhere(run, file))
     notes = Notes()
     notes.diagnostics += past.notes
     notes.diagnostics += repository.changes_of_shared_config(run.file).items()
@@ -257,6 +257,13 @@ def _write_evidence(
         diagnostics=tuple(notes.diagnostics),
         ref_prefix=run.paths.ref(target),
     )
+
+
+def _recorded_elsewhere(run: Run, file: LeaseFile) -> list[str]:
+    """The commits that the evidence of the run's other leases names."""
+    files, _ = run.store.leases(run.file)
+    proofs = [other.evidence for other in files if other.worker_id != file.worker_id and other.evidence is not None]
+    return [oid for proof in proofs for oid in (proof.head, proof.branch_tip, proof.commit) if oid]
 
 
 def _incomplete(root: Path, capture: Capture) -> list[tuple[str, str]]:

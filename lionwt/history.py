@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,8 +59,8 @@ class History:
     tips: tuple[str, ...]
 
 
-def read(run: RunFile, private_dir: Path, file: LeaseFile, identity: Identity) -> History:
-    """Read the history of a lease's worktree."""
+def read(run: RunFile, private_dir: Path, file: LeaseFile, identity: Identity, recorded: Sequence[str] = ()) -> History:
+    """Read the history of a lease's worktree; ``recorded`` are the commits that other leases' evidence names."""
     common = git.shared(run.common_dir.path)
     shared = git.shared(run.common_dir.path, git_dir=identity.admin_dir, work_tree=str(file.lease.worktree_path))
     branch = names.HEADS + file.lease.branch_name
@@ -88,7 +89,7 @@ def read(run: RunFile, private_dir: Path, file: LeaseFile, identity: Identity) -
         # Nothing was committed, unless HEAD has been somewhere and come back.
         tips = _remembered(shared, run.base_sha)
         return History(head, head_ref, tip, (), head is not None, None, tuple(notes), tips)
-    line, is_line, blocker = _line(run, private_dir, file, shared, head, head_ref)
+    line, is_line, blocker = _line(run, private_dir, file, shared, head, head_ref, recorded)
     if head is not None and not is_line:
         notes.append(
             ("worker_left_base", "the worker's commits are no line from the base; the change is one commit on it")
@@ -103,7 +104,13 @@ def _maybe(shared: git.Git, *arguments: str) -> str | None:
 
 
 def _line(
-    run: RunFile, private_dir: Path, file: LeaseFile, shared: git.Git, head: str | None, head_ref: str | None
+    run: RunFile,
+    private_dir: Path,
+    file: LeaseFile,
+    shared: git.Git,
+    head: str | None,
+    head_ref: str | None,
+    recorded: Sequence[str],
 ) -> tuple[tuple[str, ...], bool, str | None]:
     """The worker's commits from the base, oldest first; whether they are a line; what forbids landing."""
     if head is None:
@@ -120,7 +127,7 @@ def _line(
             break
         parent = row[0]
     is_line = is_line and parent == head
-    foreign = _foreign(run, objects, file, shared, line, head, head_ref)
+    foreign = _foreign(run, objects, file, shared, line, head, head_ref, recorded)
     if foreign:
         return line, is_line, f"{len(foreign)} commits were merged in from elsewhere, {foreign[0]} among them"
     return line, is_line, None
@@ -134,8 +141,9 @@ def _foreign(
     line: tuple[str, ...],
     head: str,
     head_ref: str | None,
+    recorded: Sequence[str],
 ) -> list[str]:
-    """Commits of the line that another ref holds and that were not made in this worktree."""
+    """Commits of the line that another ref or lease holds and that were not made in this worktree."""
     if not line:
         return []
     own = {names.HEADS + file.lease.branch_name}
@@ -143,7 +151,8 @@ def _foreign(
     if head_ref and head_ref.startswith(names.HEADS) and head_ref != run.target:
         own.add(head_ref)
     known = _refs(run)
-    others = {oid for name, oid in known.items() if name not in own}
+    # A lease that has ended has no branch any more; what it had made is still not this worker's.
+    others = {*recorded, *(oid for name, oid in known.items() if name not in own)}
     revisions = [head, f"^{run.base_sha}", *(f"^{oid}" for oid in sorted(others))]
     only_here = objects.run("rev-list", "--ignore-missing", "--stdin", stdin="\n".join([*revisions, ""]).encode())
     elsewhere = set(line) - set(only_here.out.decode("ascii").split())

@@ -501,3 +501,18 @@ def test_a_graft_does_not_hide_what_was_merged_in(world: World, repo: Repo) -> N
     answer = world.promote("r1")
     assert (answer.code, answer.error) == (4, "worktree_unmerged"), answer
     assert repo.head("work") == base
+
+
+def test_the_commits_of_a_discarded_worker_do_not_land_through_another(world: World, repo: Repo) -> None:
+    """What a worker took over from another is not its own, also when that one and its branch have gone."""
+    workers = world.lease("r1", "w0", "w1")
+    workers["w0"].commit("theirs", **{"theirs.txt": "theirs\n"})
+    workers["w1"].git("merge", "-q", "--ff-only", "lionagi/r1/w0")
+    workers["w1"].commit("own", **{"own.txt": "own\n"})
+    assert world.freeze("r1", "w0", "--failed").code == 0
+    assert world.promote("r1", "w0").json["records"][0]["status"] == "discarded"
+    assert world.freeze("r1", "w1").code == 0
+    base = repo.head("work")
+    answer = world.promote("r1", "w1")
+    assert (answer.code, answer.error) == (4, "worktree_unmerged"), answer
+    assert repo.head("work") == base
