@@ -107,6 +107,7 @@ def _plan(paths: names.RunPaths, request: Request) -> Plan:
             "run_mismatch",
             f"the base {request.base_sha} is not the commit of {request.target!r} ({target.oid}); nothing was made",
         )
+    snapshot.require_filters_outside(settings, found.common_dir, target.oid)
     _refuse_nested(paths, found)
     worktree.check_places(found.common_dir, found.main_worktree, paths.run_id)
     _check_run_names(paths, common, found.main_worktree)

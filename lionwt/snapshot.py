@@ -14,6 +14,7 @@ the shared store would look unreachable.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from lionwt.repository import Repository
 _OPERATOR_SCOPES = ("system", "global", "command")
 _NO_IDENTITY = "".join(map(chr, range(33))) + ".,:;<>\"\\'"  # what git strips from the ends of an identity
 _FILTER_PROGRAMS = ("clean", "smudge", "process")
+_WORD = re.compile(r"""[^\s'"`;|&()<>=]+""")  # what sh could take for a path
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,42 @@ def _filters(own: Mapping[str, str], local: Mapping[str, str], trusted: Sequence
                     "or define it in your global git configuration",
                 )
     return found
+
+
+def require_filters_outside(settings: Settings, common_dir: Path, base: str) -> None:
+    """Raise ``filter_untrusted`` for a filter whose program lies in the worktree.
+
+    Filters run there, so a relative path, or a script that the base holds,
+    is whatever the worker made of it.
+    """
+    for (driver, setting), command in settings.filters.items():
+        inside = _inside(command, common_dir, base) if setting in _FILTER_PROGRAMS else None
+        if inside is not None:
+            raise LionwtError(
+                "filter_untrusted",
+                f"the filter {driver!r} ({setting}) runs {inside!r} from the worktree, where a worker can change it; "
+                "nothing was made",
+                hint=f"make the path absolute, outside of the repository: git config filter.{driver}.{setting} ...",
+            )
+
+
+def _inside(command: str, common_dir: Path, base: str) -> str | None:
+    """The word of a filter's command that names a program in the worktree."""
+    words: list[str] = _WORD.findall(command)
+    if not words or os.path.basename(words[0]) == "git-lfs":  # its words are its own, whatever the base holds
+        return None
+    if "/" in words[0] and words[0][0] not in "/~$":
+        return words[0]
+    named = {os.path.normpath(word): word for word in words if "/" in word or word != words[0]}
+    asked = [path for path in named if not path.startswith(("/", "..", "~", "$")) and path != "."]
+    if not asked:
+        return None
+    listed = git.shared(str(common_dir)).run("ls-tree", "-z", "--full-tree", base, "--", *asked)
+    for row in git.records(listed.out):
+        meta, _, path = row.partition(b"\t")
+        if meta.split(b" ")[1] == b"blob":
+            return named[git.text(path)]
+    return None
 
 
 def _attributes(configured: str | None, checkout: Path) -> bytes:

@@ -385,3 +385,17 @@ def test_a_filter_that_only_the_repository_names_is_refused_unless_the_operator_
     worker.write("a.sec", "newer\n")
     land(world, repo)
     assert blob(repo, "a.sec") == b"newer\n"
+
+
+@pytest.mark.parametrize("command", ["./tools/rot", "tools/rot.py --clean", "python3 rot.py", "sh -c 'exec ./rot.py'"])
+def test_a_filter_that_lies_in_the_worktree_is_refused(world: World, repo: Repo, command: str) -> None:
+    """Relative to the worktree the program would be the worker's own version of it."""
+    repo.commit("programs", **{"rot.py": "x\n", "tools/rot.py": "x\n"})
+    world.config("filter.rot.clean", command)
+    before = repo.snapshot()
+    answer = world.lionwt("lease", "r1", "-w", "w1", "--target", "work", "--json", "--owner-pid", "none")
+    assert (answer.code, answer.error) == (3, "filter_untrusted"), answer
+    assert "absolute" in answer.json["error"]["hint"]
+    assert repo.snapshot() == before
+    world.config("filter.rot.clean", "cat")
+    world.lease("r1", "w1")
