@@ -10,12 +10,13 @@ the candidate stays frozen and everything is as it was.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lionwt import evidence, landing, locks, names, processes, repository, settle, teardown, trash
+from lionwt import evidence, landing, locks, names, processes, repository, settle, snapshot, teardown, trash
 from lionwt.checkout import Checkout
 from lionwt.errors import LionwtError, from_os_error, worst
 from lionwt.records import CompletionPolicy, LeaseFile, Outcome, WorkerWorktreeRecord
@@ -355,11 +356,11 @@ def _broken_evidence(run: Run, file: LeaseFile) -> LionwtError | None:
 
 
 def _require_unprotected(run: Run, file: LeaseFile) -> None:
-    """The fence as it stands today (ADR-0091 A1.3); the candidate stays frozen."""
+    """The fence as it was pinned and as it stands today (ADR-0091 A1.3); the candidate stays frozen."""
+    todays = snapshot.read_operator_config(names.lionagi_home(os.environ)).protected_branches
+    fence = [*run.file.protected, *todays, *repository.default_branches(str(run.common_dir))]
     try:
-        repository.require_unprotected(
-            run.file.target, [*run.file.protected, *repository.default_branches(str(run.common_dir))]
-        )
+        repository.require_unprotected(run.file.target, fence)
     except LionwtError as error:
         raise LionwtError(
             error.code,

@@ -47,7 +47,7 @@ def read_operator_config(home: Path) -> OperatorConfig:
     except FileNotFoundError:
         return OperatorConfig()
     except (OSError, UnicodeDecodeError) as error:
-        raise LionwtError("config_invalid", f"{path} cannot be read: {error}; nothing was made") from error
+        raise LionwtError("config_invalid", f"{path} cannot be read: {error}; nothing was changed") from error
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -55,14 +55,14 @@ def read_operator_config(home: Path) -> OperatorConfig:
     try:
         loaded = tomllib.loads(content)
     except tomllib.TOMLDecodeError as error:
-        raise LionwtError("config_invalid", f"{path}: {error}; nothing was made") from error
+        raise LionwtError("config_invalid", f"{path}: {error}; nothing was changed") from error
     known = ("protected_branches", "trusted_filters")
     for key, value in loaded.items():
         strings = isinstance(value, list) and all(isinstance(entry, str) for entry in value)
         if key not in known or not strings:
             raise LionwtError(
                 "config_invalid",
-                f"{path}: {key!r} is not a list of strings that lionwt knows; nothing was made",
+                f"{path}: {key!r} is not a list of strings that lionwt knows; nothing was changed",
                 hint="it may hold: " + ", ".join(f"{name} = [...]" for name in known),
             )
     return OperatorConfig(tuple(loaded.get("protected_branches", ())), tuple(loaded.get("trusted_filters", ())))

@@ -725,3 +725,20 @@ def test_a_locked_ref_leaves_everything_as_it_was(world: World, repo: Repo) -> N
     assert after == leases
     lock.unlink()
     assert world.promote("r1").code == 0
+
+
+def test_a_branch_that_the_operator_protected_after_the_opening_is_not_landed_on(world: World, repo: Repo) -> None:
+    """ADR-0091 A1.3: the fence is what was pinned and what stands in lionwt.toml today."""
+    world.frozen("r1", {"w1": {"f1.txt": "one\n"}})
+    base = repo.head("work")
+    operators = world.lionagi_home / "lionwt.toml"
+    operators.write_text('protected_branches = ["wor*"]\n')
+    answer = world.promote("r1")
+    assert (answer.code, answer.error) == (3, "protected_target"), answer
+    operators.write_text("protected_branches = [")
+    answer = world.promote("r1")
+    assert answer.error == "config_invalid", answer
+    assert repo.head("work") == base
+    assert world.lease_file("r1", "w1")["lease"]["state"] == "frozen"
+    operators.unlink()
+    assert world.promote("r1").code == 0
