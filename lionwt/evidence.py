@@ -338,7 +338,9 @@ def _store_of(path: Path) -> Path:
 
 def _refs_of(store_dir: Path) -> dict[str, str]:
     listed = git.shared(str(store_dir)).run("for-each-ref", "--format=%(refname) %(objectname)").out
-    refs = dict(line.split(" ", 1) for line in git.text(listed).splitlines() if not line.startswith("refs/remotes/"))
+    refs = dict(
+        line.split(" ", 1) for line in git.text(listed).split("\n") if line and not line.startswith("refs/remotes/")
+    )
     head = git.shared(str(store_dir)).run("rev-parse", "--quiet", "--verify", "HEAD^{commit}", ok=(0, 1, 128))
     if head.code == 0:
         refs["refs/lionwt/head"] = git.text(head.out).strip()

@@ -227,6 +227,5 @@ def make_git_dir(where: Path, like: Path, refs: dict[str, str]) -> None:
     for name in ("config", "shallow"):
         if (like / name).exists():
             shutil.copyfile(like / name, where / name)
-    (where / "packed-refs").write_text(
-        "".join(f"{oid} {name}\n" for name, oid in sorted(refs.items())), encoding="ascii"
-    )
+    # A ref's name is bytes: a worker may have given it any.
+    (where / "packed-refs").write_bytes(os.fsencode("".join(f"{oid} {name}\n" for name, oid in sorted(refs.items()))))

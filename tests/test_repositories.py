@@ -720,6 +720,7 @@ def test_a_submodule_of_the_operators_is_bumped_in_the_tree_and_left_alone_on_di
     Repo(workers["w2"].path / "lib", repo.env)
     workers["w3"].git("submodule", "--quiet", "update", "--init")
     commit_in(Repo(workers["w3"].path / "lib", repo.env), "conflicting")
+    Repo(workers["w3"].path / "lib", repo.env).git("branch", "brånch")
     for name in workers:
         assert world.freeze("r1", name).code == 0
     [submodule] = world.manifest("r1", "w3")["submodules"]
