@@ -118,6 +118,12 @@ def prove(private: git.Git, base: str, base_index: Path, patch: Path, size: int,
         raise _unproven("it names a binary file without its content")
 
 
+def require_proven(patch: Path, sha256: str, size: int) -> None:
+    """Raise ``patch_missing`` unless the file, where it stands now, is the one that was proven."""
+    if sha256_of(patch) != (sha256, size):
+        raise _unproven(f"{patch} was changed after it had been proven")
+
+
 def _has_line(path: Path, start: bytes) -> bool:
     """Whether a line after the first begins with ``start``; read in pieces, whatever a line's length."""
     wanted = b"\n" + start

@@ -240,8 +240,7 @@ def _write_evidence(
         "diagnostics": [{"code": code, "message": message} for code, message in notes.diagnostics],
     }
     manifest_sha256 = evidence.write_manifest(target / MANIFEST, manifest)
-    # What counts is the file as it stands there now.
-    sha256, size = evidence.sha256_of(target / PATCH)
+    evidence.require_proven(target / PATCH, sha256, size)
     return Proof(
         patch_sha256=sha256,
         patch_bytes=size,

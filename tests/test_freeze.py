@@ -470,3 +470,30 @@ def test_the_operator_reads_what_happened_and_what_to_type_next(world: World, re
     assert "in\\x1b[31mner is a repository of its own" in answer.err
     assert "the lease and the worktree are as they were" in answer.err
     assert "--failed --accept-incomplete" in answer.err
+
+
+def test_a_patch_that_changes_while_it_is_recorded_is_no_candidate(
+    world: World, repo: Repo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is recorded is the hash of what was proven, or nothing."""
+    import lionwt
+    from lionwt import evidence
+
+    worker = world.lease(RUN, "w1")["w1"]
+    worker.write("new.txt", "new\n")
+    written = world.lease_bytes(RUN, "w1")
+    write = evidence.write_manifest
+
+    def write_and_spoil(path: Path, manifest: dict[str, object]) -> str:
+        with open(path.with_name("candidate.patch"), "ab") as patch:
+            patch.write(b"spoiled\n")
+        return write(path, manifest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(evidence, "write_manifest", write_and_spoil)
+        with pytest.raises(lionwt.LionwtError) as caught:
+            world.freeze_now(RUN, "w1")
+    assert caught.value.code == "patch_missing"
+    assert world.lease_bytes(RUN, "w1") == written
+    assert world.freeze(RUN, "w1").code == 0
+    world.round_trip(RUN, "w1")
