@@ -165,7 +165,7 @@ def _complete_one(
             locks.held(promotion_lock(run.common_dir), "promotion", lock_timeout) as lock_fd,
             run.locked(worker_id, lock_timeout) as file,
         ):
-            done = _land(run, file, asked, lock_fd)
+            done = _land(run, file, asked, lock_fd, lock_timeout)
     assert done.record is not None
     completion.files.append(done)
     completion.records.append(done.record)
@@ -211,9 +211,9 @@ def _is_empty(file: LeaseFile) -> bool:
     return file.candidate is not None and not file.candidate.files_changed
 
 
-def _land(run: Run, file: LeaseFile, asked: CompletionPolicy, lock_fd: int) -> LeaseFile:
+def _land(run: Run, file: LeaseFile, asked: CompletionPolicy, lock_fd: int, lock_timeout: float) -> LeaseFile:
     """merge_validated, under the promotion lock and the lease's."""
-    settle.unresolved_landings(run, file.worker_id, lock_fd)
+    settle.unresolved_landings(run, file.worker_id, lock_fd, lock_timeout)
     file = run.lease(file.worker_id)
     if file.record is not None:
         return file

@@ -16,8 +16,8 @@ from lionwt.records import Landing, LeaseFile, Outcome
 from lionwt.session import Run
 
 
-def unresolved_landings(run: Run, held_worker: str, lock_fd: int) -> None:
-    """Settle every landing of the run that was intended and not recorded.
+def unresolved_landings(run: Run, held_worker: str, lock_fd: int, wait: float) -> None:
+    """Settle every landing of the run that was intended and not recorded; ``wait`` seconds for another's lease.
 
     Call under the promotion lock and the lease lock of ``held_worker``: nobody
     else can be landing, so an intent that stands there was left by the dead.
@@ -29,7 +29,7 @@ def unresolved_landings(run: Run, held_worker: str, lock_fd: int) -> None:
         if file.worker_id == held_worker:
             one_landing(run, file, lock_fd)
         else:
-            with run.locked(file.worker_id) as now:
+            with run.locked(file.worker_id, wait) as now:
                 if now.intent is not None and now.intent.kind == "promote":
                     one_landing(run, now, lock_fd)
     Checkout(run).drop_abandoned()

@@ -248,6 +248,8 @@ class Store:
             try:
                 found.append(self.lease(worker_id, run))
             except LionwtError as error:
+                if error.code == "lease_unknown":
+                    continue  # forgotten since the listing: its allocation was undone
                 ambiguous.append(Ambiguous(worker_id, error))
         return found, ambiguous
 

@@ -199,3 +199,15 @@ def test_an_operator_who_commits_all_the_time_loses_nothing(world: World, repo: 
     repo.commit("the rest")
     held = set(repo.git("ls-tree", "--name-only", "work").split())
     assert held.issuperset(commits) and repo.status() == ""
+
+
+def test_the_given_wait_holds_for_the_lease_of_another_landing_too(world: World, repo: Repo) -> None:
+    """A landing that a dead coordinator began is settled first, without waiting longer than was asked."""
+    world.frozen("r1", {"w0": {"0.txt": "x\n"}, "w1": {"1.txt": "x\n"}})
+    assert world.promote("r1", "w0", env={"LIONWT_FAULT": "promote.moved:kill"}).code == -9
+    with locked(world.state("r1") / "workspaces" / ".w0.lock"):
+        started = time.monotonic()
+        answer = world.promote("r1", "w1", "--lock-timeout", "1")
+        took = time.monotonic() - started
+    assert (answer.code, answer.error) == (6, "lock_timeout"), answer
+    assert took < 20

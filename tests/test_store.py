@@ -324,3 +324,15 @@ def test_a_killed_holder_frees_its_lock_and_a_link_in_its_place_is_refused(world
     assert refused.code == 8, refused
     assert str(lock) in refused.json["error"]["message"]
     assert not victim.exists()
+
+
+def test_a_lease_that_is_forgotten_while_it_is_listed_is_no_ambiguous_file(
+    world: World, repo: Repo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An allocation that was undone between the listing and the reading has no file any more."""
+    world.lease("r1", "w1")
+    monkeypatch.setenv("LIONAGI_HOME", str(world.lionagi_home))
+    run = session.load(names.run_paths("r1", os.environ))
+    monkeypatch.setattr(Store, "worker_ids", lambda store: ["gone", "w1"])
+    files, ambiguous = run.store.leases(run.file)
+    assert ([file.worker_id for file in files], ambiguous) == (["w1"], [])
