@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lionwt import evidence, git, history, names, processes, repository, teardown, worktree
+from lionwt import evidence, git, history, names, processes, repository, teardown, trash, worktree
 from lionwt.capture import Capture, Capturer
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.evidence import Change, Notes
@@ -68,7 +68,10 @@ def freeze(run: Run, worker_id: str, verdict: Verdict) -> LeaseFile:
     with run.locked(worker_id) as file:
         if file.candidate is not None or file.lease.state == "terminal":
             return _answer_again(file, verdict)
-        return freeze_locked(run, file, verdict)
+        frozen = freeze_locked(run, file, verdict)
+    if frozen.lease.state == "terminal":
+        trash.clear(run)
+    return frozen
 
 
 def freeze_locked(run: Run, file: LeaseFile, verdict: Verdict) -> LeaseFile:

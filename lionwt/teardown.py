@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lionwt import evidence, git, names, repository, trash, worktree
+from lionwt import evidence, git, names, repository, worktree
 from lionwt.capture import Capture, Capturer
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
@@ -39,7 +39,10 @@ def decide(run: Run, file: LeaseFile, outcome: Outcome) -> LeaseFile:
 
 
 def finish(run: Run, file: LeaseFile) -> LeaseFile:
-    """Carry out a decided outcome and write the record. Call with the lease's lock held."""
+    """Carry out a decided outcome and write the record. Call with the lease's lock held.
+
+    What was removed lies in the trash then: the caller empties that when it holds no lock.
+    """
     if _outcome(file).status == "retained":
         retained = _retain(run, file)
         if retained is not None:
@@ -58,7 +61,6 @@ def finish(run: Run, file: LeaseFile) -> LeaseFile:
     written = run.store.write(_recorded(file, removal))
     point("teardown.recorded")
     clean(run, written)
-    trash.clear(run)
     return written
 
 

@@ -264,3 +264,29 @@ def test_the_evidence_outlives_the_teardown(world: World, repo: Repo) -> None:
     repo.git("apply", "--check", patch)
     assert json.loads((patch.parent / "manifest.json").read_bytes())["complete"] is True
     assert (world.state("r1") / "artifacts" / "w1" / "notes.md").read_text() == "notes\n"
+
+
+def test_the_trash_is_not_emptied_under_the_locks_of_a_landing(
+    world: World, repo: Repo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleting large trees keeps no other landing waiting."""
+    import fcntl
+
+    from lionwt import names, promote, session, trash
+
+    world.frozen("r1", {"w1": {"f1.txt": "one\n"}})
+    monkeypatch.setenv("LIONAGI_HOME", str(world.lionagi_home))
+    run = session.load(names.run_paths("r1", os.environ))
+    clear, calls = trash.clear, []
+
+    def noted(run: session.Run) -> list[str]:
+        calls.append(run)
+        for lock in (session.promotion_lock(run.common_dir), run.paths.lease_lock("w1")):
+            with open(lock, "rb") as held:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return clear(run)
+
+    monkeypatch.setattr(trash, "clear", noted)
+    _, completion = promote.promote(run)
+    assert completion.pending == [] and len(calls) == 1
+    assert not (repo.path / ".worktrees").exists()
