@@ -224,7 +224,7 @@ def reap_command(
     if every and runs:
         raise LionwtError("usage", "--all and RUN exclude each other; nothing was changed", hint="give one of them")
     chosen: Sequence[str | None] = all_runs(names.lionagi_home(os.environ)) if every else runs or [None]
-    return reports.of_reaping(reap([_paths(run) for run in chosen], dry_run=dry_run), dry_run)
+    return reports.of_reaping(reap(chosen, dry_run=dry_run), dry_run)
 
 
 @app.command("status", epilog="Example: lionwt status nightly")

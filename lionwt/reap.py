@@ -46,14 +46,19 @@ def all_runs(home: Path) -> list[str]:
     return []
 
 
-def reap(runs: Sequence[names.RunPaths], *, dry_run: bool = False) -> Reaping:
-    """Reap the given runs; one that cannot be read is a finding and stops no other."""
+def reap(runs: Sequence[str | None], *, dry_run: bool = False) -> Reaping:
+    """Reap the runs that the RUN arguments name; one that cannot be read is a finding and stops no other.
+
+    Raises ``usage`` and ``id_invalid`` for an argument that is no name of a run.
+    """
     done = Reaping()
-    for paths in runs:
+    for argument in runs:
         try:
-            _reap_run(session.load(paths), done, dry_run)
+            _reap_run(session.load(names.run_paths(argument, os.environ)), done, dry_run)
         except LionwtError as error:
-            done.findings.append(Finding(error.code, f"run {paths.run_id!r}: {error.message}"))
+            if error.code == "usage" or (error.code == "id_invalid" and os.sep not in str(argument)):
+                raise
+            done.findings.append(Finding(error.code, f"run {os.path.basename(str(argument))!r}: {error.message}"))
     return done
 
 

@@ -401,3 +401,17 @@ def test_reconcile_and_reap_are_refused_to_a_worker(world: World, repo: Repo) ->
     for verb in ("reconcile", "reap"):
         answer = world.lionwt(verb, "r1", "--json", env={"LIONAGI_WORKER_ID": "w1"})
         assert (answer.code, answer.error) == (3, "called_by_worker")
+
+
+def test_reap_goes_on_past_a_run_whose_state_root_cannot_be_read(world: World, repo: Repo) -> None:
+    """One torn ``run.json`` is a finding and stops no other run."""
+    conflict_retained(world, repo, "1s")
+    torn = world.lionagi_home / "runs" / "a-torn"
+    torn.mkdir()
+    (torn / "workspaces.json").write_text("{")
+    (torn / "run.json").write_text("{")
+    time.sleep(1.1)
+    answer = world.lionwt("reap", "--all", "--json")
+    assert answer.code != 0, answer
+    assert world.record("r1", "w1")["status"] == "needs_resolution"
+    assert any("a-torn" in finding["message"] for finding in answer.json["findings"])
