@@ -120,9 +120,7 @@ class Capturer:
 
     def capture(self) -> Capture:
         """Take the worktree; raises ``worktree_changing``, and ``patch_missing`` when git itself fails."""
-        if self.saved.exists():
-            worktree.copy_index(self.saved, self.index)
-        else:
+        if not worktree.copy_saved_index(self.saved, self.index, self.run.object_format):
             self.git.run("read-tree", self.run.base_sha, timeout=git.CONTENT)
         touched: dict[bytes, None] = {}
         for _ in range(_LOOKS):

@@ -321,7 +321,9 @@ def submodules(
             exclude = [f"^{base}"] if base and inside.run("cat-file", "-e", base, ok=(0, 1, 128)).code == 0 else []
             if inside.run("rev-list", "--max-count=1", "--all", *exclude, "--").out:
                 bundle = evidence / f"submodule-{number}.bundle"
-                inside.run("bundle", "create", "--quiet", bundle, "--all", *exclude, timeout=git.CONTENT)
+                made = scratch / bundle.name
+                inside.run("bundle", "create", "--quiet", made, "--all", *exclude, timeout=git.CONTENT)
+                store.move_file(made, bundle)
                 row["bundle"] = paths.ref(bundle)
             inside.run("read-tree", capture.entries[name].oid, timeout=git.CONTENT)
             inside.run("update-index", "-q", "--refresh", ok=(0, 1), timeout=git.CONTENT)

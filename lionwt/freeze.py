@@ -11,8 +11,6 @@ can be repeated.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +23,7 @@ from lionwt.evidence import Change, Notes
 from lionwt.faults import point
 from lionwt.records import Evidence, Identity, LeaseFile, ValidationResult, WorkerCandidate
 from lionwt.session import Run
-from lionwt.store import make_private_dir, sync_dir
+from lionwt.store import make_private_dir, move_file, sync_dir
 
 PATCH, MANIFEST, SAVED, COMMITS = "candidate.patch", "manifest.json", "saved.tar", "commits.bundle"
 
@@ -191,10 +189,8 @@ def _write_evidence(
     patch = scratch / PATCH
     sha256, size = evidence.write_patch(private, base, capture.tree, patch)
     changes = evidence.changes_between(private, base, capture.tree)
-    saved_index = run.paths.saved_index(file.worker_id)
     base_index = scratch / "base"
-    if saved_index.exists():
-        worktree.copy_index(saved_index, base_index)
+    worktree.copy_saved_index(run.paths.saved_index(file.worker_id), base_index, run.file.object_format)
     evidence.prove(private, base, base_index, patch, size, capture.tree)
     converted = evidence.converted(run.file, root, capture, saver)
     ignored = evidence.ignored(root, capture, saver)
@@ -335,26 +331,9 @@ def _place(scratch: Path, target: Path, has_commits: bool) -> None:
     for name in (PATCH, SAVED, COMMITS):
         made = scratch / name
         if made.exists() and (name != COMMITS or has_commits):
-            _move(made, target / name)
+            move_file(made, target / name)
         else:
             (target / name).unlink(missing_ok=True)
-
-
-def _move(source: Path, target: Path) -> None:
-    try:
-        os.rename(source, target)
-    except OSError:  # the artifact root is on another file system
-        temporary = target.with_name(f".{target.name}.tmp")
-        with open(source, "rb") as reading, open(temporary, "wb", opener=lambda p, f: os.open(p, f, 0o600)) as writing:
-            shutil.copyfileobj(reading, writing, 1 << 20)
-            writing.flush()
-            os.fsync(writing.fileno())
-        os.rename(temporary, target)
-    fd = os.open(target, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _anchor(run: Run, file: LeaseFile, proof: Evidence) -> None:

@@ -37,7 +37,7 @@ from lionwt import (
 from lionwt.errors import CODES, LionwtError, worst
 from lionwt.records import CompletionPolicy, Evidence, LeaseFile, Outcome, WorkerWorktreeRecord
 from lionwt.session import Run, promotion_lock
-from lionwt.store import make_private_dir
+from lionwt.store import make_private_dir, move_file, sync_dir
 from lionwt.sweep import sweep
 
 
@@ -349,7 +349,10 @@ def _retire_rest(run: Run, file: LeaseFile) -> LeaseFile:
             target = run.paths.evidence(file.worker_id)
             make_private_dir(target)
             bundle = target / freeze.COMMITS
-            if history.save_commits(run.file, run.paths.git_dir, scratch / "git", (tip,), bundle):
+            made = scratch / freeze.COMMITS
+            if history.save_commits(run.file, run.paths.git_dir, scratch / "git", (tip,), made):
+                move_file(made, bundle)
+                sync_dir(target)
                 file = file.noting("commits_saved", "the branch's commits were saved", run.paths.ref(bundle))
     changes = {"evidence": evidence.model_copy(update={"branch_tip": tip})}
     return teardown.finish(run, teardown.decide(run, file.model_copy(update=changes), _failed(file)))

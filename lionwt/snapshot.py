@@ -203,6 +203,8 @@ def make_private_git_dir(where: Path, repository: Repository, settings: Settings
         for parent, _, files in os.walk(building):
             for name in files:
                 os.chmod(os.path.join(parent, name), 0o600)
+                store.sync_file(Path(parent, name))
+            store.sync_dir(Path(parent))
         if where.exists():  # an opening that died before the run's file was written
             shutil.rmtree(where)
         os.rename(building, where)

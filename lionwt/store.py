@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,34 @@ def make_private_dir(path: Path) -> None:
     except FileExistsError:
         if not path.is_dir():
             raise
+        return
+    try:
+        sync_dir(path.parent)
+    except PermissionError:
+        pass  # a directory of somebody else's that may be entered and not listed
+
+
+def sync_file(path: Path) -> None:
+    """Make a file's content durable that somebody else has written."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def move_file(source: Path, target: Path) -> None:
+    """Move a finished file to its place, content on disk before the name; the caller syncs the directory."""
+    sync_file(source)
+    try:
+        os.rename(source, target)
+    except OSError:  # the artifact root is on another file system
+        temporary = target.with_name(f".{target.name}.tmp")
+        with open(source, "rb") as reading, open(temporary, "wb", opener=lambda p, f: os.open(p, f, 0o600)) as writing:
+            shutil.copyfileobj(reading, writing, 1 << 20)
+            writing.flush()
+            os.fsync(writing.fileno())
+        os.rename(temporary, target)
 
 
 def sync_dir(path: Path) -> None:

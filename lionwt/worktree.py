@@ -13,6 +13,7 @@ prune`` is never called, it removes what others are making.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import stat
@@ -168,6 +169,26 @@ def populate(run: RunFile, paths: names.RunPaths, worker_id: str, identity: Iden
     saved = paths.saved_index(worker_id)
     copy_index(index, saved)
     saved.chmod(0o600)
+    store.sync_file(saved)
+    store.sync_dir(saved.parent)
+
+
+def copy_saved_index(saved: Path, target: Path, object_format: str) -> bool:
+    """Copy the index of the lease's beginning; False where there is none that is whole.
+
+    git does not look at the checksum, and a cut-off index would fail every
+    freeze; what it says can be had from the base.
+    """
+    try:
+        content = saved.read_bytes()
+    except FileNotFoundError:
+        return False
+    digest = hashlib.new(object_format, usedforsecurity=False)
+    digest.update(content[: -digest.digest_size])
+    if content[-digest.digest_size :] != digest.digest():
+        return False
+    copy_index(saved, target)
+    return True
 
 
 def copy_index(source: Path, target: Path) -> None:

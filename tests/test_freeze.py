@@ -497,3 +497,14 @@ def test_a_patch_that_changes_while_it_is_recorded_is_no_candidate(
     assert world.lease_bytes(RUN, "w1") == written
     assert world.freeze(RUN, "w1").code == 0
     world.round_trip(RUN, "w1")
+
+
+def test_a_saved_index_that_is_not_whole_is_made_anew(world: World, repo: Repo) -> None:
+    """A crash may leave it cut off; the base gives the same."""
+    worker = world.lease(RUN, "w1")["w1"]
+    worker.write("new.txt", "new\n")
+    saved = world.state(RUN) / "git" / "lionwt" / "w1.index"
+    saved.write_bytes(saved.read_bytes()[:40])
+    answer = world.freeze(RUN, "w1")
+    assert answer.code == 0, answer
+    world.round_trip(RUN, "w1")

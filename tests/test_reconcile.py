@@ -415,3 +415,28 @@ def test_reap_goes_on_past_a_run_whose_state_root_cannot_be_read(world: World, r
     assert answer.code != 0, answer
     assert world.record("r1", "w1")["status"] == "needs_resolution"
     assert any("a-torn" in finding["message"] for finding in answer.json["findings"])
+
+
+def test_every_file_of_the_evidence_is_on_disk_before_its_name_is(
+    world: World, repo: Repo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bundle that git wrote is synced before it is moved to where the record names it."""
+    from lionwt import names, session
+    from lionwt.reconcile import reconcile as reconcile_now
+
+    worker = world.lease("r1", "w1")["w1"]
+    worker.commit("kept", **{"kept.txt": "kept\n"})
+    shutil.rmtree(worker.path)
+    synced = set()
+    fsync = os.fsync
+
+    def noted(fd: int) -> None:
+        synced.add(os.fstat(fd).st_ino)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setenv("LIONAGI_HOME", str(world.lionagi_home))
+    reconcile_now(session.load(names.run_paths("r1", os.environ)), takeover=True)
+    bundles = list(world.evidence("r1", "w1").glob("*.bundle"))
+    assert len(bundles) == 1
+    assert {path.stat().st_ino for path in (*bundles, bundles[0].parent)} <= synced
