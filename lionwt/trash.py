@@ -12,7 +12,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from lionwt import names
+from lionwt import mounts, names
 from lionwt.errors import LionwtError
 from lionwt.session import Run
 
@@ -52,6 +52,9 @@ def _delete(entries: list[Path]) -> list[str]:
     errors: list[str] = []
     for entry in entries:
         try:
+            if mounted := mounts.refusal(entry):  # it may have come since the tree was moved here
+                errors.append(mounted)
+                continue
             _delete_tree(entry)
         except FileNotFoundError:
             pass  # another lionwt was quicker

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lionwt import git, names, repository, store
+from lionwt import git, mounts, names, repository, store
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
 from lionwt.records import Identity, LeaseFile, RunFile
@@ -294,6 +294,9 @@ def _to_trash(run: RunFile, file: LeaseFile, errors: list[str]) -> bool:
         return True
     if identity is None or not is_leased_directory(path, identity):
         errors.append(f"{path} is not the directory that was leased; it was left as it is")
+        return False
+    if mounted := mounts.refusal(path):
+        errors.append(mounted)
         return False
     trash = names.worktrees_root(Path(run.main_worktree.path)) / ".trash"
     try:

@@ -23,7 +23,7 @@ PROJECT = Path(__file__).parent.parent
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("__init__", "errors", "faults", "signals", "turn"),
     ("answers", "git", "names", "records"),
-    ("store", "processes", "repository"),
+    ("store", "processes", "repository", "mounts"),
     ("locks", "parsing", "snapshot", "worktree", "history"),
     ("capture", "session"),
     ("evidence", "trash", "sweep", "start", "status", "opening"),

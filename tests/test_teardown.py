@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -290,3 +292,52 @@ def test_the_trash_is_not_emptied_under_the_locks_of_a_landing(
     _, completion = promote.promote(run)
     assert completion.pending == [] and len(calls) == 1
     assert not (repo.path / ".worktrees").exists()
+
+
+@contextmanager
+def bind_mounted(source: Path, target: Path) -> Iterator[None]:
+    """``source`` seen at ``target`` too, of the same device; skips where mounting is not permitted."""
+    done = subprocess.run(["mount", "--bind", source, target], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"mount is not permitted: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            place = line.split()[4].replace("\\040", " ")  # wherever a rename has carried it
+            if place.startswith(f"{source.parent}/"):
+                subprocess.run(["umount", place], check=True)
+
+
+def test_a_directory_that_is_mounted_inside_a_worktree_is_not_emptied(world: World, repo: Repo) -> None:
+    """ADR-0091 D5: what is not the lease's own is left; the worktree stays and the mount is named."""
+    leased = world.frozen("r1", {"w1": NEW})
+    precious = world.root / "precious"
+    precious.mkdir()
+    (precious / "data").write_text("years of work\n")
+    target = leased["w1"].path / "ignored" / "a place"
+    target.mkdir(parents=True)
+    with bind_mounted(precious, target):
+        errors = torn_down_in_part(world, world.promote("r1"), worktree=False, branch=False)
+        assert errors[0].endswith(f"umount '{target}'")
+        assert (precious / "data").read_text() == "years of work\n" and (target / "data").exists()
+    assert world.lionwt("reconcile", "r1").code == 0
+    assert world.record("r1", "w1")["worktree_removed"] and not leased["w1"].path.exists()
+    assert (precious / "data").exists()
+
+
+def test_a_mount_in_the_trash_is_left_and_named(world: World, repo: Repo) -> None:
+    """ADR-0091 D5: a mount that came after the look is still nobody's to empty."""
+    world.frozen("r1", {"w1": NEW})
+    precious = world.root / "precious"
+    precious.mkdir()
+    (precious / "data").write_text("years of work\n")
+    target = repo.path / ".worktrees" / ".trash" / "r0.w1.0000" / "a" / "b" / "c"
+    target.mkdir(parents=True)
+    with bind_mounted(precious, target):
+        assert world.promote("r1").code == 0
+        assert (precious / "data").exists() and (target / "data").exists()
+        reaped = world.lionwt("reap", "r1", "--json")
+        assert f"umount {target}" in reaped.out and (precious / "data").exists()
+    assert world.lionwt("reap", "r1").code == 0
+    assert not target.exists() and (precious / "data").exists()

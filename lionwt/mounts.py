@@ -1,0 +1,55 @@
+"""What is mounted inside a directory that is about to be removed.
+
+A removal that walks into a mount empties somebody else's directory. The device
+number alone does not tell: a directory of the same file system that is
+bind-mounted has the same one. So the kernel's own list counts, and device
+numbers only where there is no such list.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Final
+
+from lionwt import git
+
+_MOUNTINFO: Final = Path("/proc/self/mountinfo")
+
+
+def below(path: Path) -> list[str]:
+    """The mount points at or below ``path``, the outermost first."""
+    top = os.fsencode(os.path.realpath(path))
+    try:
+        listed = _MOUNTINFO.read_bytes()
+    except OSError:
+        return [git.text(found) for found in _other_devices(top)]
+    points = {_unescaped(line.split(b" ")[4]) for line in listed.splitlines()}
+    return [git.text(point) for point in sorted(points) if point == top or point.startswith(top + b"/")]
+
+
+def refusal(path: Path) -> str | None:
+    """Why ``path`` must not be removed, and what to type; None when nothing is mounted there."""
+    found = below(path)
+    if not found:
+        return None
+    return f"{found[0]} is a mount point, so {path} was left as it is; detach it first: umount {shlex.quote(found[0])}"
+
+
+def _unescaped(field: bytes) -> bytes:
+    """A path as mountinfo writes it: blanks and backslashes are octal there."""
+    return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), field)
+
+
+def _other_devices(top: bytes) -> list[bytes]:
+    found: list[bytes] = []
+    device = os.lstat(top).st_dev
+    for parent, directories, _ in os.walk(top):
+        for name in list(directories):
+            path = os.path.join(parent, name)
+            if os.lstat(path).st_dev != device:
+                directories.remove(name)
+                found.append(path)
+    return sorted(found)
