@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
@@ -295,6 +296,9 @@ def _to_trash(run: RunFile, file: LeaseFile, errors: list[str]) -> bool:
     if identity is None or not is_leased_directory(path, identity):
         errors.append(f"{path} is not the directory that was leased; it was left as it is")
         return False
+    if foreign := _foreign_registration(path, identity):  # known before anything goes: half a removal helps nobody
+        errors.append(foreign)
+        return False
     if mounted := mounts.refusal(path):
         errors.append(mounted)
         return False
@@ -317,6 +321,17 @@ def _to_trash(run: RunFile, file: LeaseFile, errors: list[str]) -> bool:
     return True
 
 
+def _foreign_registration(path: Path, identity: Identity) -> str | None:
+    """Why the registration is not the lease's to remove, and the way back; None where it is, or is gone."""
+    admin = Path(identity.admin_dir)
+    if not os.path.lexists(admin) or (not admin.is_symlink() and read_nonce(admin) == identity.nonce):
+        return None
+    return (
+        f"the registration {admin} does not carry this lease; it was left as it is; if it is that worktree's, "
+        f'give the lock back: git worktree lock --reason "{lock_reason(identity.nonce)}" {shlex.quote(str(path))}'
+    )
+
+
 def _retire(run: RunFile, file: LeaseFile, errors: list[str]) -> bool:
     identity = file.identity
     if identity is None:
@@ -326,8 +341,8 @@ def _retire(run: RunFile, file: LeaseFile, errors: list[str]) -> bool:
     # half a registration that says no longer whose it is.
     aside = Path(run.common_dir.path, "lionwt", f"retired.{identity.nonce}")
     if os.path.lexists(admin):
-        if admin.is_symlink() or read_nonce(admin) != identity.nonce:
-            errors.append(f"the registration {admin} does not carry this lease; it was left as it is")
+        if foreign := _foreign_registration(file.lease.worktree_path, identity):
+            errors.append(foreign)
             return False
         os.rename(admin, aside)
         store.sync_dir(admin.parent)

@@ -341,3 +341,16 @@ def test_a_mount_in_the_trash_is_left_and_named(world: World, repo: Repo) -> Non
         assert f"umount {target}" in reaped.out and (precious / "data").exists()
     assert world.lionwt("reap", "r1").code == 0
     assert not target.exists() and (precious / "data").exists()
+
+
+def test_a_worktree_whose_lock_was_taken_away_stays_whole_until_it_is_given_back(world: World, repo: Repo) -> None:
+    """ADR-0091 D5: whose the registration is, is known before the first thing goes."""
+    leased = world.frozen("r1", {"w1": NEW})
+    nonce = world.lease_file("r1", "w1")["identity"]["nonce"]
+    repo.git("worktree", "unlock", leased["w1"].path)
+    errors = torn_down_in_part(world, world.promote("r1"), worktree=False, branch=False)
+    assert f'git worktree lock --reason "lionwt {nonce}" {leased["w1"].path}' in errors[0]
+    assert (leased["w1"].path / "new.txt").exists() and leased["w1"].status() != ""
+    repo.git("worktree", "lock", "--reason", f"lionwt {nonce}", leased["w1"].path)
+    assert world.lionwt("reconcile", "r1").code == 0
+    assert world.record("r1", "w1")["worktree_removed"] and not leased["w1"].path.exists()
