@@ -19,7 +19,7 @@ from lionwt import locks, names, processes, repository, worktree
 from lionwt.allocation import Made, allocate, failed
 from lionwt.errors import LionwtError
 from lionwt.faults import point
-from lionwt.opening import Request, compare, open_run, prepare
+from lionwt.opening import Request, check_artifact_paths, compare, open_run, prepare
 from lionwt.records import (
     STORED,
     Intent,
@@ -42,6 +42,7 @@ def lease(paths: names.RunPaths, request: Request) -> tuple[Run, list[LeaseFile]
     _check_ids(paths, request)
     store = Store(paths)
     plan = prepare(paths, store, request)
+    check_artifact_paths(paths, plan.run, request.workers)
     repository.verify_unmoved(plan.run)
     if not plan.opens:
         repository.require_safe_config(plan.run)

@@ -225,6 +225,28 @@ def _refuse_nested(paths: names.RunPaths, found: repository.Repository) -> None:
             )
 
 
+def check_artifact_paths(paths: names.RunPaths, run: RunFile, workers: Sequence[str]) -> None:
+    """Raise ``path_unsafe`` where a worker's grant would reach lionwt's own state or the repository.
+
+    An artifact root may be the state root itself: then the worker id ``git`` names the private git directory.
+    """
+    owned = [paths.git_dir, paths.workspaces, paths.run_file, paths.state_root / "run.json", Path(run.common_dir.path)]
+    for worker_id in workers:
+        granted = paths.artifacts(worker_id)
+        met = next((path for path in owned if _overlap(granted, path)), None)
+        if met is not None:
+            raise LionwtError(
+                "path_unsafe",
+                f"the artifacts of {worker_id!r} would lie in {granted}, which overlaps with {met}; nothing was made",
+                hint="choose another worker id, or an artifact root of its own",
+            )
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    one, other = (Path(names.fold(str(path))) for path in (one, other))  # as the least careful file system does
+    return one.is_relative_to(other) or other.is_relative_to(one)
+
+
 def _check_run_names(paths: names.RunPaths, common_dir: str, main_worktree: Path) -> None:
     """Refuse a run id that is taken in this repository: by a branch, or by a name that folds to it."""
     folded = names.fold(paths.run_id)

@@ -7,6 +7,7 @@ the worktree, through the ways in which a linked worktree shares the repository
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -521,3 +522,21 @@ def test_the_callers_environment_does_not_lead_git_astray(world: World, repo: Re
     assert victim.snapshot() == before
     assert not (world.root / "trace.log").exists()
     trap.assert_untouched()
+
+
+@pytest.mark.parametrize(
+    ("root", "worker"),
+    [("lionagi/runs/r1", "git"), ("lionagi/runs/r1", "workspaces.json"), ("lionagi", "runs"), ("repo/.git", "hooks")],
+)
+def test_no_artifact_path_reaches_lionwts_state_or_the_repository(
+    world: World, repo: Repo, root: str, worker: str
+) -> None:
+    """Design section 3: what a worker is granted is its own; the private git directory never is."""
+    state = world.state("r1")
+    state.mkdir(parents=True)
+    (state / "run.json").write_text(json.dumps({"run_id": "r1", "artifact_root": str(world.root / root)}))
+    before = repo.snapshot()
+    answer = world.lionwt("lease", "r1", "-w", worker, "--target", "work", "--json")
+    assert (answer.code, answer.error) == (3, "path_unsafe"), answer
+    assert worker in answer.json["error"]["message"]
+    assert os.listdir(state) == ["run.json"] and repo.snapshot() == before
