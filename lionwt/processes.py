@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -75,13 +76,31 @@ def _runs(process: psutil.Process) -> bool:
     return bool(process.status() != psutil.STATUS_ZOMBIE)
 
 
+def _started(process: psutil.Process) -> float:
+    """When a process started, so that with its pid it is named for good.
+
+    On Linux in ticks since the boot: psutil adds the time of the boot, which
+    moves whenever the clock is set, and then nobody would be alive any more.
+    """
+    if not sys.platform.startswith("linux"):
+        return float(process.create_time())
+    try:
+        content = Path(f"/proc/{process.pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise psutil.NoSuchProcess(process.pid) from error
+    except PermissionError as error:
+        raise psutil.AccessDenied(process.pid) from error
+    # Field 22; the second is the name, in parentheses, and may hold anything.
+    return float(content.rpartition(b")")[2].split()[19])
+
+
 def workers(run: RunPaths, worker_id: str) -> list[Worker]:
     """The living processes that carry both ids."""
     found = []
     for process in _living():
         with contextlib.suppress(psutil.Error, OSError):
             if _belongs(process, run, worker_id):
-                found.append(Worker(process.pid, process.create_time(), process.name()))
+                found.append(Worker(process.pid, _started(process), process.name()))
     return found
 
 
@@ -93,7 +112,7 @@ def of_run(run: RunPaths) -> dict[str, list[Worker]]:
             environ = process.environ()
             worker_id = environ.get("LIONAGI_WORKER_ID")
             if worker_id and _is_of_run(environ, run) and _runs(process):
-                found.setdefault(worker_id, []).append(Worker(process.pid, process.create_time(), process.name()))
+                found.setdefault(worker_id, []).append(Worker(process.pid, _started(process), process.name()))
     return found
 
 
@@ -105,7 +124,7 @@ def standing_in(path: Path) -> list[Worker]:
         with contextlib.suppress(psutil.Error, OSError):
             cwd = process.cwd()
             if cwd == prefix or cwd.startswith(prefix + "/"):
-                found.append(Worker(process.pid, process.create_time(), process.name()))
+                found.append(Worker(process.pid, _started(process), process.name()))
     return found
 
 
@@ -152,13 +171,13 @@ def _signal(worker: Worker, run: RunPaths, worker_id: str, number: signal.Signal
     except AttributeError:  # not on Linux
         with contextlib.suppress(psutil.Error, OSError):
             process = psutil.Process(worker.pid)
-            if process.create_time() == worker.started and _belongs(process, run, worker_id):
+            if _started(process) == worker.started and _belongs(process, run, worker_id):
                 process.send_signal(number)
         return
     try:
         with contextlib.suppress(psutil.Error, OSError):
             process = psutil.Process(worker.pid)
-            if process.create_time() == worker.started and _belongs(process, run, worker_id):
+            if _started(process) == worker.started and _belongs(process, run, worker_id):
                 signal.pidfd_send_signal(handle, number)
     finally:
         os.close(handle)
@@ -185,7 +204,7 @@ def boot_id() -> str:
 def owner(pid: int) -> Owner:
     """Identify the process that answers for a lease; raises ``usage`` when there is none."""
     try:
-        started = psutil.Process(pid).create_time()
+        started = _started(psutil.Process(pid))
     except psutil.Error as error:
         raise LionwtError("usage", f"--owner-pid {pid}: there is no such process; nothing was made") from error
     return Owner(host=socket.gethostname(), boot=boot_id(), pid=pid, started=started)
@@ -199,7 +218,7 @@ def owner_alive(owner: Owner) -> bool:
         return False
     try:
         process = psutil.Process(owner.pid)
-        return bool(process.create_time() == owner.started) and _runs(process)
+        return bool(_started(process) == owner.started) and _runs(process)
     except psutil.NoSuchProcess:
         return False
     except psutil.Error:
