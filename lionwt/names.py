@@ -136,7 +136,8 @@ class RunPaths:
         return self.workspaces / f"{worker_id}.json"
 
     def lease_lock(self, worker_id: str) -> Path:
-        return self.workspaces / f".{worker_id}.lock"
+        # The worker ``run`` would share the run's own lock, and wait for itself.
+        return self.workspaces / ("..run.lock" if fold(worker_id) == "run" else f".{worker_id}.lock")
 
     def saved_index(self, worker_id: str) -> Path:
         """The index as lionwt populated the worktree: what freeze compares with."""

@@ -319,3 +319,13 @@ def test_a_manifest_that_is_not_lionagis_is_unreadable_state_and_never_a_bug(
     answer = world.lionwt("lease", "r1", "-w", "w1", "--target", "work", "--json")
     assert (answer.code, answer.error) == (7, "state_unreadable")
     assert repo.git("worktree", "list", "--porcelain").count("worktree ") == 1
+
+
+@pytest.mark.parametrize("worker", ["run", "RUN"])
+def test_a_worker_may_be_called_run(world: World, repo: Repo, worker: str) -> None:
+    """Design section 3: its lease's lock is not the run's own."""
+    world.lease("r1", worker)
+    workspaces = world.state("r1") / "workspaces"
+    assert {path.name for path in workspaces.glob("*.lock")} >= {".run.lock", "..run.lock"}
+    assert world.freeze("r1", worker).code == 0
+    assert [row["worker_id"] for row in world.lionwt("status", "r1", "--json").json["leases"]] == [worker]
