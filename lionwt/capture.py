@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from lionwt import git, names, worktree
+from lionwt import files, git, names, worktree
 from lionwt.errors import LionwtError
 from lionwt.records import Identity, LeaseFile, RunFile
 
 GITLINK: Final = "160000"
 SYMLINK: Final = "120000"
 _LOOKS: Final = 6
+_LARGEST_INDEX: Final = 1 << 30  # bytes
 #: So many paths may fail one by one before the failure counts as git's own.
 _MOST_REFUSED: Final = 64
 
@@ -190,7 +191,7 @@ class Capturer:
 
     def _is_whole(self, index: Path) -> bool:
         """Whether an index ends with its own checksum; git reads a torn one without a word."""
-        content = index.read_bytes()
+        content = files.read_small(index, _LARGEST_INDEX)
         size = 32 if self.run.object_format == "sha256" else 20
         body, checksum = content[:-size], content[-size:]
         if checksum == bytes(size):  # index.skipHash
@@ -370,8 +371,11 @@ class Capturer:
         index = self.admin / "index"
         if os.path.lexists(index) and not (index.is_file() and not index.is_symlink()):
             return _WorkerIndex(broken=f"{index} is not a regular file")
-        if index.is_file() and not self._is_whole(index):
-            return _WorkerIndex(broken=f"{index} is torn")
+        try:
+            if index.is_file() and not self._is_whole(index):
+                return _WorkerIndex(broken=f"{index} is torn")
+        except OSError as error:
+            return _WorkerIndex(broken=f"{index}: {error.strerror}")
         # A split index finds its other half beside the git directory in use.
         for part in self.admin.glob("sharedindex.*"):
             if part.is_file() and not part.is_symlink():

@@ -9,6 +9,7 @@ where that is feasible, kept raw in ``saved.tar`` (design section 7, freeze 3 an
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from lionwt import git, history, names, repository, store, worktree
+from lionwt import files, git, history, names, repository, store, worktree
 from lionwt.capture import (
     GITLINK,
     SYMLINK,
@@ -38,6 +39,8 @@ MANIFEST_SCHEMA: Final = "lionwt/manifest@1"
 SMALL: Final = 1 << 20
 #: All ignored files of a lease together are kept raw up to this size (bytes).
 SMALL_IN_ALL: Final = 32 << 20
+#: An artifact beyond this size (bytes) is named without its hash.
+LARGEST_ARTIFACT: Final = 4 << 30
 
 _DIFF: Final = ("--no-renames", "--no-ext-diff", "--no-textconv", "--ignore-submodules=none")
 
@@ -84,18 +87,22 @@ def write_patch(private: git.Git, base: str, tree: str, target: Path) -> tuple[s
     return sha256_of(target)
 
 
-def sha256_of(path: Path) -> tuple[str, int]:
-    """SHA-256 and size in bytes of a regular file, read once in pieces, never through a symlink."""
+def sha256_of(path: Path, limit: int | None = None) -> tuple[str, int]:
+    """SHA-256 and size in bytes of a regular file, read once in pieces, never through a symlink.
+
+    Raises ``OSError`` for one of more than ``limit`` bytes: a sparse one would be read for hours.
+    """
     digest = hashlib.sha256()
     size = 0
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(f"{path} is not a regular file")
-        while block := file.read(1 << 20):
+    with files.open_regular(path) as file:
+        expected = os.fstat(file.fileno()).st_size
+        while limit is None or max(size, expected) <= limit:
+            block = file.read(1 << 20)
+            if not block:
+                return digest.hexdigest(), size
             digest.update(block)
             size += len(block)
-    return digest.hexdigest(), size
+    raise OSError(errno.EFBIG, "too large to hash", str(path))
 
 
 def prove(private: git.Git, base: str, base_index: Path, patch: Path, size: int, tree: str) -> None:
@@ -276,13 +283,13 @@ def leaves_worktree(root: Path, name: bytes) -> str | None:
 def artifact_files(directory: Path) -> list[dict[str, Any]]:
     """The worker's own artifacts: path, size in bytes and SHA-256."""
     found = []
-    for parent, directories, files in os.walk(directory):
+    for parent, directories, inside in os.walk(directory):
         directories.sort()
-        for name in sorted(files):
+        for name in sorted(inside):
             path = Path(parent, name)
             row: dict[str, Any] = {"path": str(path.relative_to(directory))}
             try:
-                row["sha256"], row["bytes"] = sha256_of(path)
+                row["sha256"], row["bytes"] = sha256_of(path, LARGEST_ARTIFACT)
             except OSError as error:
                 row["unread"] = error.strerror or "not a regular file"
             found.append(row)
@@ -314,7 +321,7 @@ def submodules(
         history.make_git_dir(view, paths.git_dir, refs)
         (view / "shallow").unlink(missing_ok=True)
         if (store_dir / "shallow").is_file():
-            (view / "shallow").write_bytes((store_dir / "shallow").read_bytes())
+            (view / "shallow").write_bytes(files.read_small(store_dir / "shallow", follow=True))
         inside = git.private(view, store_dir, work_tree=path, index=view / "index")
         try:
             base = _base_of(run, paths, name)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lionwt import git, names
+from lionwt import files, git, names
 from lionwt.records import Identity, LeaseFile, RunFile
 
 _IN_PROGRESS = {
@@ -83,6 +83,7 @@ def read(run: RunFile, private_dir: Path, file: LeaseFile, identity: Identity, r
         notes.append(("worker_left_branch", f"the worker deleted or renamed {file.lease.branch_name}"))
     elif head is not None and tip != head:
         notes.append(("worker_left_branch", f"{file.lease.branch_name} is at {tip}, HEAD at {head}"))
+    notes += _unreadable_reflog(shared)
     if "refs/stash" in found:
         notes += _stashes(common, file.lease.branch_name)
     if head in (None, run.base_sha) and tip in (None, run.base_sha):
@@ -178,8 +179,12 @@ def _reflog(shared: git.Git) -> list[tuple[str, str]]:
     """
     admin = Path(shared.env["GIT_DIR"])
     path = admin / "logs" / "HEAD"
-    if path.is_file() and not path.is_symlink():
-        rows = [row.partition("\t") for row in git.text(path.read_bytes()).split("\n")]
+    if os.path.lexists(path):
+        try:
+            content = files.read_small(path)
+        except OSError:
+            return []  # git would wait for a FIFO; a diagnostic names it
+        rows = [row.partition("\t") for row in git.text(content).split("\n")]
         entries = [(meta.split(" ")[1:2], message) for meta, _, message in rows]
         return [(oid[0], message) for oid, message in reversed(entries) if oid and git.is_oid(oid[0])]
     if not (admin / "HEAD").is_file():
@@ -187,6 +192,17 @@ def _reflog(shared: git.Git) -> list[tuple[str, str]]:
     logged = shared.run("reflog", "show", "--format=%H %gs", "HEAD", "--", ok=(0, 128))
     found = [entry.partition(" ") for entry in git.text(logged.out).splitlines()]
     return [(oid, message) for oid, _, message in found]
+
+
+def _unreadable_reflog(shared: git.Git) -> list[tuple[str, str]]:
+    path = Path(shared.env["GIT_DIR"], "logs", "HEAD")
+    try:
+        files.read_small(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        return [("reflog_unreadable", f"{path} is not read ({error.strerror}): commits that HEAD has left are unknown")]
+    return []
 
 
 def _remembered(shared: git.Git, base: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lionwt import git, names
+from lionwt import files, git, names
 from lionwt.errors import LionwtError
 from lionwt.records import RunFile
 
@@ -108,7 +108,7 @@ def git_dir_of(worktree: Path) -> Path | None:
             return Path(os.path.realpath(entry))
         if not entry.is_file():  # a FIFO would be waited for
             return None
-        content = entry.read_bytes()
+        content = files.read_small(entry, follow=True)
     except OSError:
         return None
     if not content.startswith(b"gitdir: "):
@@ -276,7 +276,10 @@ def _add_file(digest: Any, path: Path, name: str) -> None:
         if stat.S_ISLNK(seen.st_mode):
             digest.update(os.fsencode(os.readlink(path)))
         elif stat.S_ISREG(seen.st_mode):
-            with open(path, "rb") as file:
+            if seen.st_size > files.LARGEST:  # sparse, it would be read for hours
+                digest.update(f"{seen.st_size} {seen.st_mtime_ns}\0".encode())
+                return
+            with files.open_regular(path) as file:
                 for block in iter(lambda: file.read(1 << 20), b""):
                     digest.update(block)
     except OSError as error:

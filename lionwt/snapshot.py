@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lionwt import git, store
+from lionwt import files, git, store
 from lionwt.errors import LionwtError
 from lionwt.repository import Repository
 
@@ -180,7 +180,7 @@ def _attributes(configured: str | None, checkout: Path) -> bytes:
         home = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
         path = Path(home) / "git" / "attributes"
     try:
-        return path.read_bytes()
+        return files.read_small(path, follow=True)
     except OSError:
         return b""
 
@@ -196,12 +196,12 @@ def make_private_git_dir(where: Path, repository: Repository, settings: Settings
         for name, shared_name in (("info/attributes", "info/attributes"), ("shallow", "shallow")):
             source = repository.common_dir / shared_name
             if source.is_file():
-                shutil.copyfile(source, building / name)
+                (building / name).write_bytes(files.read_small(source, follow=True))
         (building / "config").write_text(
             _config(where, repository, settings), encoding="utf-8", errors="surrogateescape"
         )
-        for parent, _, files in os.walk(building):
-            for name in files:
+        for parent, _, made in os.walk(building):
+            for name in made:
                 os.chmod(os.path.join(parent, name), 0o600)
                 store.sync_file(Path(parent, name))
             store.sync_dir(Path(parent))

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lionwt import git, mounts, names, repository, store
+from lionwt import files, git, mounts, names, repository, store
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
 from lionwt.records import Identity, LeaseFile, RunFile
@@ -51,7 +51,7 @@ def _exclude_content(common_dir: Path) -> bytes:
     """What the common exclude holds; raises ``path_unsafe`` where lionwt would have to write through a link."""
     path = common_dir / "info" / "exclude"
     try:
-        content = path.read_bytes()
+        content = files.read_small(path, follow=True)
     except FileNotFoundError:
         content = b""
     linked = path.is_symlink() or path.parent.is_symlink()
@@ -202,7 +202,7 @@ def copy_index(source: Path, target: Path) -> None:
 def read_nonce(admin: Path) -> str | None:
     """The nonce in a registration's lock file, or None."""
     try:
-        reason = (admin / "locked").read_text("utf-8", "replace").strip()
+        reason = files.read_small(admin / "locked").decode("utf-8", "replace").strip()
     except OSError:
         return None
     word, _, nonce = reason.partition(" ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -516,3 +517,51 @@ def test_the_commits_of_a_discarded_worker_do_not_land_through_another(world: Wo
     answer = world.promote("r1", "w1")
     assert (answer.code, answer.error) == (4, "worktree_unmerged"), answer
     assert repo.head("work") == base
+
+
+@pytest.mark.parametrize("kind", ["fifo", "sparse"])
+@pytest.mark.parametrize("name", ["admin/logs/HEAD", "admin/index", "common/hooks/big", "artifacts/big"])
+def test_nothing_that_a_worker_leaves_is_waited_for_or_read_without_end(
+    world: World, repo: Repo, name: str, kind: str
+) -> None:
+    """Design 7, freeze: a FIFO or a sparse file of terabytes in the place of a file is named, and the freeze ends."""
+    worker = world.lease("r1", "w1")["w1"]
+    worker.write("new.txt", "new\n")
+    file = world.lease_file("r1", "w1")
+    tops = {
+        "admin": Path(file["identity"]["admin_dir"]),
+        "common": repo.path / ".git",
+        "artifacts": Path(file["lease"]["artifact_path"]),
+    }
+    top, _, rest = name.partition("/")
+    path = tops[top] / rest
+    path.unlink(missing_ok=True)
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.touch()
+        os.truncate(path, 1 << 38)
+    answer = world.lionwt("freeze", "r1", "w1", "--json", "--succeeded", wrapper=("timeout", "-s", "KILL", "20"))
+    if name == "admin/index":
+        assert answer.error == "patch_missing" and "the worker's index cannot be read" in answer.out
+        return
+    assert answer.code == 0, answer
+    manifest = world.manifest("r1", "w1")
+    if name == "admin/logs/HEAD":
+        assert "reflog_unreadable" in [note["code"] for note in manifest["diagnostics"]]
+    if top == "artifacts":
+        wanted = "not a regular file" if kind == "fifo" else "too large to hash"
+        assert wanted in json.dumps(manifest)
+
+
+@pytest.mark.parametrize("name", ["locked", "exclude"])
+def test_a_fifo_in_the_place_of_a_small_file_is_not_waited_for(world: World, repo: Repo, name: str) -> None:
+    """Design 7: what lionwt asks of a registration or the exclude file it reads in bounded time."""
+    world.lease("r1", "w1")
+    admin = Path(world.lease_file("r1", "w1")["identity"]["admin_dir"])
+    path = admin / "locked" if name == "locked" else repo.path / ".git/info/exclude"
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    words = ("freeze", "r1", "w1", "--succeeded") if name == "locked" else ("lease", "r1", "-w", "w2")
+    answer = world.lionwt(*words, "--json", wrapper=("timeout", "-s", "KILL", "20"))
+    assert answer.code > 0 and answer.error == ("worktree_moved" if name == "locked" else "system"), answer

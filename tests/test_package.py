@@ -22,7 +22,7 @@ PROJECT = Path(__file__).parent.parent
 #: From the ground up; a module imports only from the floors below its own.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("__init__", "errors", "faults", "signals", "turn"),
-    ("answers", "git", "names", "records"),
+    ("answers", "git", "names", "records", "files"),
     ("store", "processes", "repository", "mounts"),
     ("locks", "parsing", "snapshot", "worktree", "history"),
     ("capture", "session"),

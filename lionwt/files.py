@@ -1,0 +1,35 @@
+"""Reading whole a file that a worker can write, in bounded time and memory.
+
+A FIFO in the place of a file would be waited for without end, and a sparse one
+of terabytes would not fit: both are errors here, like a file that cannot be read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO, Final
+
+#: What no file of git's or of a person's that is read whole exceeds (bytes).
+LARGEST: Final = 64 << 20
+
+
+def open_regular(path: str | bytes | Path, *, follow: bool = False) -> BinaryIO:
+    """Open a regular file for reading, through a symlink only with ``follow``; raises ``OSError`` for all else."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", os.fsdecode(path))
+    return os.fdopen(fd, "rb")
+
+
+def read_small(path: Path, limit: int = LARGEST, *, follow: bool = False) -> bytes:
+    """The content of a regular file of at most ``limit`` bytes; raises ``OSError`` for all else."""
+    with open_regular(path, follow=follow) as file:
+        if os.fstat(file.fileno()).st_size <= limit:
+            content = file.read(limit + 1)  # it may still grow
+            if len(content) <= limit:
+                return content
+    raise OSError(errno.EFBIG, "too large to read", str(path))
