@@ -31,7 +31,7 @@ from lionwt.capture import (
     signature,
     walk_tree,
 )
-from lionwt.errors import LionwtError
+from lionwt.errors import LionwtError, from_os_error
 from lionwt.records import LeaseFile, RunFile
 
 MANIFEST_SCHEMA: Final = "lionwt/manifest@1"
@@ -41,6 +41,8 @@ SMALL: Final = 1 << 20
 SMALL_IN_ALL: Final = 32 << 20
 #: An artifact beyond this size (bytes) is named without its hash.
 LARGEST_ARTIFACT: Final = 4 << 30
+#: The patch made anew where the frozen one is no longer what was frozen.
+RECOVERED: Final = "recovered.patch"
 
 _DIFF: Final = ("--no-renames", "--no-ext-diff", "--no-textconv", "--ignore-submodules=none")
 
@@ -375,3 +377,50 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> str:
     """Write the manifest durably; returns the SHA-256 of the file as read back."""
     store.replace_json(path, manifest)
     return sha256_of(path)[0]
+
+
+def broken(paths: names.RunPaths, file: LeaseFile) -> LionwtError | None:
+    """What is wrong with the frozen evidence: gone, or not what was frozen."""
+    assert file.candidate is not None and file.evidence is not None
+    for ref, wanted in (
+        (file.candidate.patch_ref, file.candidate.patch_sha256),
+        (file.candidate.artifact_manifest_ref, file.evidence.manifest_sha256),
+    ):
+        path = Path(paths.artifact_root, ref)
+        try:
+            found, _ = sha256_of(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return LionwtError(
+                "patch_missing",
+                f"the frozen {path.name} of {file.worker_id!r} is gone; nothing was landed",
+                hint=f"what is left of the evidence lies in {path.parent}",
+            )
+        except OSError as error:
+            if path.is_file() and not path.is_symlink():
+                doing = f"reading {path} (nothing was changed and the candidate stays frozen)"
+                raise from_os_error(error, doing) from error
+            found = "not a regular file"
+        if found != wanted:
+            return LionwtError(
+                "patch_changed",
+                f"the frozen {path.name} of {file.worker_id!r} was changed after the freeze; nothing was landed",
+                hint=f"look at {path}: it is not what was frozen",
+            )
+    return None
+
+
+def recover(paths: names.RunPaths, file: LeaseFile, private: git.Git, scratch: Path) -> Path:
+    """Make the frozen patch anew from the object store, proven; the last moment is before the anchors go."""
+    assert file.evidence is not None
+    base, tree = file.lease.base_sha, file.evidence.tree
+    target = paths.evidence(file.worker_id) / RECOVERED
+    store.make_private_dir(target.parent)
+    # Aside first: a file of that name is always whole, and a link in its place is replaced.
+    made = target.with_name(f".{RECOVERED}.tmp")
+    made.unlink(missing_ok=True)
+    _, size = write_patch(private, base, tree, made)
+    prove(private, base, scratch / "base", made, size, tree)
+    os.rename(made, target)
+    store.sync_dir(target.parent)
+    store.sync_dir(target.parent.parent)
+    return target

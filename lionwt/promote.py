@@ -14,11 +14,10 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from lionwt import evidence, landing, locks, names, processes, repository, settle, snapshot, teardown, trash
 from lionwt.checkout import Checkout
-from lionwt.errors import LionwtError, from_os_error, worst
+from lionwt.errors import LionwtError, worst
 from lionwt.records import CompletionPolicy, LeaseFile, Outcome, WorkerWorktreeRecord
 from lionwt.session import Run, promotion_lock
 
@@ -200,7 +199,7 @@ def _keep_patch(run: Run, file: LeaseFile) -> LeaseFile:
         return file
     if file.outcome is None:
         outcome = Outcome(status="discarded", policy="patch_only", empty=_is_empty(file))
-        broken = _broken_evidence(run, file)
+        broken = evidence.broken(run.paths, file)
         if broken is not None:
             outcome = _resolution(file, broken, "patch_only")
         file = teardown.decide(run, file, outcome)
@@ -229,7 +228,7 @@ def _decide(run: Run, file: LeaseFile, lock_fd: int) -> LeaseFile:
     assert file.candidate is not None and file.evidence is not None
     try:
         _require_success(file)
-        if broken := _broken_evidence(run, file):
+        if broken := evidence.broken(run.paths, file):
             raise broken
         if _is_empty(file):
             return teardown.decide(run, file, Outcome(status="discarded", policy="merge_validated", empty=True))
@@ -323,36 +322,6 @@ def _require_success(file: LeaseFile) -> None:
             f"worker {file.worker_id!r}: {', '.join(red)} failed; nothing was landed",
             hint="its patch is kept as evidence",
         )
-
-
-def _broken_evidence(run: Run, file: LeaseFile) -> LionwtError | None:
-    """What is wrong with the frozen evidence: gone, or not what was frozen."""
-    assert file.candidate is not None and file.evidence is not None
-    for ref, wanted in (
-        (file.candidate.patch_ref, file.candidate.patch_sha256),
-        (file.candidate.artifact_manifest_ref, file.evidence.manifest_sha256),
-    ):
-        path = Path(run.paths.artifact_root, ref)
-        try:
-            found, _ = evidence.sha256_of(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return LionwtError(
-                "patch_missing",
-                f"the frozen {path.name} of {file.worker_id!r} is gone; nothing was landed",
-                hint=f"what is left of the evidence lies in {path.parent}",
-            )
-        except OSError as error:
-            if path.is_file() and not path.is_symlink():
-                doing = f"reading {path} (nothing was changed and the candidate stays frozen)"
-                raise from_os_error(error, doing) from error
-            found = "not a regular file"
-        if found != wanted:
-            return LionwtError(
-                "patch_changed",
-                f"the frozen {path.name} of {file.worker_id!r} was changed after the freeze; nothing was landed",
-                hint=f"look at {path}: it is not what was frozen",
-            )
-    return None
 
 
 def _require_unprotected(run: Run, file: LeaseFile) -> None:

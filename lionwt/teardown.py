@@ -43,6 +43,7 @@ def finish(run: Run, file: LeaseFile) -> LeaseFile:
 
     What was removed lies in the trash then: the caller empties that when it holds no lock.
     """
+    file, unrecovered = _recover_patch(run, file)
     if _outcome(file).status == "retained":
         retained = _retain(run, file)
         if retained is not None:
@@ -52,13 +53,14 @@ def finish(run: Run, file: LeaseFile) -> LeaseFile:
         file = file.noting("retention_refused", why)
         file = run.store.write(file.model_copy(update={"outcome": outcome}))
     file, errors = _save_late_work(run, file)
+    errors = [*unrecovered, *errors]
     if errors:
         removal = worktree.Removal(not os.path.lexists(file.lease.worktree_path), False, tuple(errors))
     else:
         tip = file.evidence.branch_tip if file.evidence else run.file.base_sha
         with run.registration():
             removal = worktree.remove(run.file, file, tip)
-    written = run.store.write(_recorded(file, removal))
+    written = run.store.write(_recorded(run, file, removal))
     point("teardown.recorded")
     clean(run, written)
     return written
@@ -83,7 +85,7 @@ def _retain(run: Run, file: LeaseFile) -> LeaseFile | None:
         lease=ending.lease,
         policy=_outcome(file).policy,
         status="retained",
-        patch_ref=file.candidate.patch_ref if file.candidate else None,
+        patch_ref=_patch_ref(run, file),
         promoted_commit=None,
         teardown_errors=[],
         worktree_removed=False,
@@ -94,7 +96,7 @@ def _retain(run: Run, file: LeaseFile) -> LeaseFile | None:
     return run.store.write(ending.model_copy(update={"record": record}))
 
 
-def _recorded(file: LeaseFile, removal: worktree.Removal) -> LeaseFile:
+def _recorded(run: Run, file: LeaseFile, removal: worktree.Removal) -> LeaseFile:
     outcome = _outcome(file)
     complete = removal.worktree_removed and removal.branch_deleted
     status: WorkerTerminalStatus = outcome.status if complete else "teardown_failed"
@@ -106,7 +108,7 @@ def _recorded(file: LeaseFile, removal: worktree.Removal) -> LeaseFile:
         lease=ending.lease,
         policy=outcome.policy,
         status=status,
-        patch_ref=file.candidate.patch_ref if file.candidate else None,
+        patch_ref=_patch_ref(run, file),
         promoted_commit=outcome.landing.merge if outcome.status == "promoted" and outcome.landing else None,
         teardown_errors=list(removal.errors),
         worktree_removed=removal.worktree_removed,
@@ -119,6 +121,44 @@ def _recorded(file: LeaseFile, removal: worktree.Removal) -> LeaseFile:
 def _outcome(file: LeaseFile) -> Outcome:
     assert file.outcome is not None
     return file.outcome
+
+
+def _recover_patch(run: Run, file: LeaseFile) -> tuple[LeaseFile, list[str]]:
+    """Where the frozen evidence is broken, save the change from the object store, which is about to let go of it.
+
+    Returns the file and the reasons why worktree, branch and anchors must stay.
+    """
+    if file.candidate is None or file.evidence is None:
+        return file, []
+    kept = f"what was frozen of {file.worker_id!r} was kept where it is"
+    try:
+        broken = evidence.broken(run.paths, file)
+        if broken is None or _recovered_ref(run, file) is not None:
+            return file, []
+        with run.scratch(file.worker_id) as scratch:
+            made = evidence.recover(run.paths, file, run.private(), scratch)
+    except LionwtError as error:
+        return file, [f"the frozen evidence is broken and the patch could not be made anew: {error.message}; {kept}"]
+    except OSError as error:
+        return file, [f"{from_os_error(error, 'making the broken patch anew')}; {kept}"]
+    why = f"{broken.message.partition(';')[0]}; the change was saved anew from the object store"
+    return run.store.write(file.noting("patch_recovered", why, run.paths.ref(made))), []
+
+
+def _recovered_ref(run: Run, file: LeaseFile) -> str | None:
+    refs = [note.ref for note in file.diagnostics if note.code == "patch_recovered"]
+    return next((ref for ref in refs if ref and (run.paths.artifact_root / ref).is_file()), None)
+
+
+def _patch_ref(run: Run, file: LeaseFile) -> str | None:
+    """The patch that holds the change: the frozen one, or the one that was made anew in its place."""
+    if file.candidate is None:
+        return None
+    try:
+        whole = evidence.sha256_of(run.paths.artifact_root / file.candidate.patch_ref)[0] == file.candidate.patch_sha256
+    except OSError:
+        whole = False
+    return file.candidate.patch_ref if whole else _recovered_ref(run, file) or file.candidate.patch_ref
 
 
 def _save_late_work(run: Run, file: LeaseFile) -> tuple[LeaseFile, list[str]]:

@@ -354,3 +354,39 @@ def test_a_worktree_whose_lock_was_taken_away_stays_whole_until_it_is_given_back
     repo.git("worktree", "lock", "--reason", f"lionwt {nonce}", leased["w1"].path)
     assert world.lionwt("reconcile", "r1").code == 0
     assert world.record("r1", "w1")["worktree_removed"] and not leased["w1"].path.exists()
+
+
+@pytest.mark.parametrize("verdict", ["--succeeded", "--failed"])
+@pytest.mark.parametrize("lost", ["candidate.patch", "manifest.json", "."])
+def test_a_change_whose_frozen_evidence_is_gone_is_saved_anew_before_its_last_copy_goes(
+    world: World, repo: Repo, lost: str, verdict: str
+) -> None:
+    """Invariant 8: teardown removes worktree, branch and anchors; the object store still has the change until then."""
+    world.frozen("r1", {"w1": NEW}, verdict)
+    gone = world.evidence("r1", "w1") / lost
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    assert world.promote("r1").code == (4 if verdict == "--succeeded" else 3)
+    assert world.leftovers("r1", repo) == []
+    recovered = world.evidence("r1", "w1") / "recovered.patch"
+    repo.git("apply", "--check", recovered)
+    assert b"+new\n" in recovered.read_bytes()
+    notes = {note["code"]: note["ref"] for note in world.lease_file("r1", "w1")["diagnostics"]}
+    assert notes["patch_recovered"] == ".lionwt/w1/recovered.patch"
+    ref = "candidate.patch" if lost == "manifest.json" else "recovered.patch"
+    assert world.record("r1", "w1")["patch_ref"] == f".lionwt/w1/{ref}"
+
+
+def test_a_change_that_cannot_be_saved_anew_keeps_its_worktree(world: World, repo: Repo) -> None:
+    """Invariant 8: nothing that cannot be saved is removed; the next reconcile tries again."""
+    leased = world.frozen("r1", {"w1": NEW}, "--failed")
+    (world.evidence("r1", "w1") / "candidate.patch").unlink()
+    tree = world.lease_file("r1", "w1")["evidence"]["tree"]
+    lost = repo.path / ".git" / "objects" / tree[:2] / tree[2:]
+    aside = lost.rename(world.root / "aside")
+    assert world.promote("r1").code == 5
+    record = world.record("r1", "w1")
+    assert record["status"] == "teardown_failed" and "could not be made anew" in record["teardown_errors"][0]
+    assert (leased["w1"].path / "new.txt").exists() and repo.head("lionagi/r1/w1")
+    aside.rename(lost)
+    assert world.lionwt("reconcile", "r1", "--json").code == 0
+    assert (world.evidence("r1", "w1") / "recovered.patch").exists() and world.leftovers("r1", repo) == []
