@@ -183,14 +183,22 @@ def _signal(worker: Worker, run: RunPaths, worker_id: str, number: signal.Signal
         os.close(handle)
 
 
-def alive(worker_id: str, found: list[Worker], doing: str) -> LionwtError:
+def alive(worker_id: str, found: list[Worker], doing: str, left: str = "nothing was changed") -> LionwtError:
     who = ", ".join(f"{worker.name} (pid {worker.pid})" for worker in found[:8])
     return LionwtError(
         "worker_alive",
-        f"{who} {doing} of {worker_id!r}; nothing was changed",
+        f"{who} {doing} of {worker_id!r}; {left}",
         hint="let it end or stop it, then run the same command again",
         diagnostics={"pids": [worker.pid for worker in found]},
     )
+
+
+def require_none(run: RunPaths, worker_id: str, worktree: Path, left: str) -> None:
+    """Raise ``worker_alive`` when something of the lease runs or stands in its worktree; nothing is stopped."""
+    if found := workers(run, worker_id):
+        raise alive(worker_id, found, "still works in the lease", left)
+    if found := standing_in(worktree):
+        raise alive(worker_id, found, "stands in the worktree", left)
 
 
 def boot_id() -> str:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lionwt import evidence, git, names, repository, worktree
+from lionwt import evidence, git, names, processes, repository, worktree
 from lionwt.capture import Capture, Capturer
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
@@ -52,6 +52,7 @@ def finish(run: Run, file: LeaseFile) -> LeaseFile:
         why = "the worktree or branch was gone, or the time of its retention had passed, so nothing was retained"
         file = file.noting("retention_refused", why)
         file = run.store.write(file.model_copy(update={"outcome": outcome}))
+    _require_nobody_inside(run, file)
     file, errors = _save_late_work(run, file)
     errors = [*unrecovered, *errors]
     if errors:
@@ -64,6 +65,14 @@ def finish(run: Run, file: LeaseFile) -> LeaseFile:
     point("teardown.recorded")
     clean(run, written)
     return written
+
+
+def _require_nobody_inside(run: Run, file: LeaseFile) -> None:
+    """What a process writes between the look for late work and the removal would be lost with its directory."""
+    path = file.lease.worktree_path
+    if os.path.lexists(path):
+        left = f"the outcome ({_outcome(file).status}) stands, the worktree was left as it is"
+        processes.require_none(run.paths, file.worker_id, path, left)
 
 
 def clean(run: Run, file: LeaseFile) -> None:

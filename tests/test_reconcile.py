@@ -338,6 +338,21 @@ def test_reap_tears_down_what_has_expired_and_nothing_else(world: World, repo: R
     assert world.leftovers("r1", repo) == []
 
 
+def test_reap_is_busy_while_a_process_stands_in_what_has_expired(world: World, repo: Repo) -> None:
+    """Invariants 8 and 26: what it writes would go with its directory; a repetition finishes it."""
+    worker = conflict_retained(world, repo, "2h")
+    set_back(world, retention_until=time.time() - 1)
+    with subprocess.Popen(["sleep", "60"], cwd=worker.path, env=world.environment()) as shell:
+        try:
+            busy = world.lionwt("reap", "r1", "--json")
+            assert (busy.code, busy.error) == (6, "worker_alive"), busy
+            assert worker.path.exists() and shell.poll() is None
+        finally:
+            shell.kill()
+    assert world.lionwt("reap", "r1", "--json").code == 0
+    assert world.record("r1", "w1")["status"] == "needs_resolution" and world.leftovers("r1", repo) == []
+
+
 def test_a_clock_that_runs_backwards_deletes_nothing(world: World, repo: Repo) -> None:
     """Design section 8: retained, clock before created_at → refused."""
     worker = conflict_retained(world, repo, "2h")

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import LIONWT, Answer, Repo, World
+from tests.conftest import LIONWT, Answer, Repo, World, go_on
 
 NEW = {"new.txt": "new\n"}
+RECONCILE = ("reconcile", "r1", "--json", "--takeover")
 
 
 def admin_dir(world: World, run: str = "r1", worker: str = "w1") -> Path:
@@ -163,16 +164,37 @@ def test_a_worktree_with_a_submodule_is_removed(world: World, repo: Repo) -> Non
     assert world.leftovers("r1", repo) == [] and repo.status() == "" and (repo.path / "lib" / "f1.txt").exists()
 
 
-def test_a_process_that_stands_in_the_worktree_is_not_killed(world: World, repo: Repo) -> None:
-    """Invariant 26: no process outside the lease is killed; its directory goes all the same."""
+def test_a_process_that_stands_in_the_worktree_keeps_it_and_is_not_killed(world: World, repo: Repo) -> None:
+    """Invariants 8 and 26: what it writes would go with its directory; the landing stands and is finished later."""
     leased = world.frozen("r1", {"w1": NEW})
     with subprocess.Popen(["sleep", "60"], cwd=leased["w1"].path, env=world.environment()) as shell:
         try:
-            assert world.promote("r1").code == 0
-            assert shell.poll() is None and not leased["w1"].path.exists()
+            for attempt in (world.promote("r1"), world.promote("r1", "w1"), world.lionwt(*RECONCILE)):
+                assert (attempt.code, attempt.error) == (6, "worker_alive"), attempt
+                assert str(shell.pid) in attempt.json["error"]["message"]
+            assert shell.poll() is None and leased["w1"].path.exists()
+            assert len(repo.merges()) == 1 and (repo.path / "new.txt").exists()
         finally:
             shell.kill()
-    assert world.leftovers("r1", repo) == []
+    assert world.promote("r1").code == 0
+    assert len(repo.merges()) == 1 and world.leftovers("r1", repo) == []
+
+
+def test_a_worker_that_runs_again_while_its_candidate_lands_keeps_its_worktree(world: World, repo: Repo) -> None:
+    """Design 7, teardown: looked for again after the landing, where a removal would take its work."""
+    leased = world.frozen("r1", {"w1": NEW})
+    ids: dict[str, str | None] = {"LIONAGI_RUN_ID": "r1", "LIONAGI_WORKER_ID": "w1"}
+    with (
+        world.stopped("promote.landed", "promote", "r1", "--json") as landing,
+        subprocess.Popen(["sleep", "60"], env=world.environment(ids)) as again,
+    ):
+        try:
+            busy = go_on(landing)
+            assert (busy.code, busy.error) == (6, "worker_alive"), busy
+            assert leased["w1"].path.exists() and again.poll() is None
+        finally:
+            again.kill()
+    assert world.promote("r1").code == 0 and world.leftovers("r1", repo) == []
 
 
 def test_a_registration_is_known_by_its_nonce_and_not_by_its_name(world: World, repo: Repo) -> None:
