@@ -15,9 +15,10 @@ import io
 import os
 import stat
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, Final
 
 from lionwt import files, git, history, names, repository, store, worktree
@@ -35,6 +36,7 @@ from lionwt.errors import LionwtError, from_os_error
 from lionwt.records import LeaseFile, RunFile
 
 MANIFEST_SCHEMA: Final = "lionwt/manifest@1"
+LATE_SCHEMA: Final = "lionwt/late@1"
 #: An ignored file up to this size (bytes) is kept raw.
 SMALL: Final = 1 << 20
 #: All ignored files of a lease together are kept raw up to this size (bytes).
@@ -172,6 +174,8 @@ class Saver:
         self._tar: tarfile.TarFile | None = None
         #: What could not be read, and why; it is named instead.
         self.failed: dict[str, str] = {}
+        #: Whether anything was kept.
+        self.used = False
 
     def add(self, name: bytes) -> bool:
         """Keep one path (a directory with everything below it), links as links; False when it cannot be read."""
@@ -189,6 +193,7 @@ class Saver:
         except (PermissionError, FileNotFoundError) as error:
             self.failed[git.text(name)] = error.strerror or str(error)
             return False
+        self.used = True
         for entry in inside:
             self.add(os.path.join(name, entry))
         return True
@@ -256,21 +261,27 @@ def converted(run: RunFile, root: Path, capture: Capture, saver: Saver, keep: bo
 def ignored(root: Path, capture: Capture, saver: Saver, only: Sequence[bytes] | None = None) -> list[dict[str, Any]]:
     """Every file that the tree leaves out (or those in ``only``); the small ones are kept raw."""
     found = []
-    top = os.fsencode(root)
     budget = SMALL_IN_ALL
     for name in capture.left_out if only is None else only:
-        row: dict[str, Any] = {"path": git.text(name), "kept": None}
-        try:
-            seen = os.lstat(os.path.join(top, name))
-        except OSError:
-            seen = None
-        if seen is not None and not stat.S_ISDIR(seen.st_mode):
-            row["bytes"] = seen.st_size
-            if seen.st_size <= SMALL and seen.st_size <= budget:
-                budget -= seen.st_size
-                row["kept"] = "saved.tar" if saver.add(name) else None
+        row = ignored_row(root, name)
+        size = row.get("bytes")
+        if size is not None and size <= SMALL and size <= budget:
+            budget -= size
+            row["kept"] = "saved.tar" if saver.add(name) else None
         found.append(row)
     return found
+
+
+def ignored_row(root: Path, name: bytes) -> dict[str, Any]:
+    """How the manifest names a file that the tree leaves out; size and time tell one version from another."""
+    row: dict[str, Any] = {"path": git.text(name), "kept": None}
+    try:
+        seen = os.lstat(os.path.join(os.fsencode(root), name))
+    except OSError:
+        return row
+    if not stat.S_ISDIR(seen.st_mode):
+        row["bytes"], row["mtime_ns"] = seen.st_size, seen.st_mtime_ns
+    return row
 
 
 def leaves_worktree(root: Path, name: bytes) -> str | None:
@@ -299,12 +310,20 @@ def artifact_files(directory: Path) -> list[dict[str, Any]]:
 
 
 def submodules(
-    run: RunFile, paths: names.RunPaths, file: LeaseFile, capture: Capture, scratch: Path, evidence: Path
+    run: RunFile,
+    paths: names.RunPaths,
+    file: LeaseFile,
+    capture: Capture,
+    scratch: Path,
+    evidence: Path,
+    prefix: str = "",
+    known: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
     """Look into populated submodules: bundle commits that only they hold, name unsaved work.
 
     A submodule's repository is the worker's, so it is read through a scratch
-    directory with lionwt's own configuration; nothing of it is executed.
+    directory with lionwt's own configuration; nothing of it is executed. One whose
+    refs are ``known`` by their digest is not bundled again.
     """
     rows: list[dict[str, Any]] = []
     unsaved: list[tuple[str, str]] = []
@@ -318,6 +337,7 @@ def submodules(
         except (OSError, LionwtError) as error:
             unsaved.append(("submodule_unreadable", f"submodule {git.text(name)}: {error}"))
             continue
+        row["refs"] = hashlib.sha256(repr(sorted(refs.items())).encode("utf-8", "surrogateescape")).hexdigest()
         require_readable_rules(path, walk_tree(path))
         view = scratch / f"submodule-{number}"
         history.make_git_dir(view, paths.git_dir, refs)
@@ -328,8 +348,9 @@ def submodules(
         try:
             base = _base_of(run, paths, name)
             exclude = [f"^{base}"] if base and inside.run("cat-file", "-e", base, ok=(0, 1, 128)).code == 0 else []
-            if inside.run("rev-list", "--max-count=1", "--all", *exclude, "--").out:
-                bundle = evidence / f"submodule-{number}.bundle"
+            is_new = row["refs"] != known.get(row["path"])
+            if is_new and inside.run("rev-list", "--max-count=1", "--all", *exclude, "--").out:
+                bundle = evidence / f"{prefix}submodule-{number}.bundle"
                 made = scratch / bundle.name
                 inside.run("bundle", "create", "--quiet", made, "--all", *exclude, timeout=git.CONTENT)
                 store.move_file(made, bundle)

@@ -11,6 +11,7 @@ can be repeated.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,9 +144,10 @@ def capture_evidence(run: Run, file: LeaseFile, identity: Identity, verdict: Ver
     try:
         make_private_dir(target)
         with run.scratch(file.worker_id) as scratch:
+            began_ns = time.time_ns()
             capture = Capturer(run.file, run.paths, file, identity, scratch).capture()
             point("freeze.captured")
-            proof = _write_evidence(run, file, identity, verdict, capture, scratch, target)
+            proof = _write_evidence(run, file, identity, verdict, capture, scratch, target, began_ns)
             sync_dir(target)
             sync_dir(target.parent)
             point("freeze.evidence")
@@ -164,6 +166,7 @@ def _write_evidence(
     capture: Capture,
     scratch: Path,
     target: Path,
+    began_ns: int,
 ) -> Proof:
     private, base, root = run.private(), run.file.base_sha, file.lease.worktree_path
     past = history.read(run.file, run.paths.git_dir, file, identity, _recorded_elsewhere(run, file))
@@ -184,7 +187,7 @@ def _write_evidence(
             "--failed --accept-incomplete, which keeps the raw files",
         )
     dirty_submodules = capture.submodules if unsaved else ()
-    for name in (*capture.repositories, *capture.shadowed, *capture.refused, *dirty_submodules):
+    for name in (*capture.repositories, *capture.shadowed, *capture.unreadable, *capture.refused, *dirty_submodules):
         saver.add(name)
     patch = scratch / PATCH
     sha256, size = evidence.write_patch(private, base, capture.tree, patch)
@@ -208,6 +211,7 @@ def _write_evidence(
         "schema": evidence.MANIFEST_SCHEMA,
         "run_id": run.file.run_id,
         "worker_id": file.worker_id,
+        "began_ns": began_ns,
         "base": base,
         "tree": capture.tree,
         "commit": commit,
@@ -217,6 +221,7 @@ def _write_evidence(
         "commits": {
             "kept": list(past.line) if keep_line else [],
             "bundle": run.paths.ref(target / COMMITS) if has_commits else None,
+            "tips": list(past.tips),
         },
         "files": [_file_row(change) for change in changes],
         "converted": converted,

@@ -8,19 +8,14 @@ freeze is saved as evidence first; a worktree that cannot be saved whole stays
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from pathlib import Path
-from typing import Any
 
-from lionwt import evidence, git, names, processes, repository, worktree
-from lionwt.capture import Capture, Capturer
+from lionwt import evidence, late, names, processes, repository, worktree
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
 from lionwt.records import Intent, LeaseFile, Outcome, WorkerTerminalStatus, WorkerWorktreeRecord
 from lionwt.session import Run
-from lionwt.store import sync_dir
 
 
 def end_unstarted(run: Run, file: LeaseFile) -> LeaseFile:
@@ -53,7 +48,7 @@ def finish(run: Run, file: LeaseFile) -> LeaseFile:
         file = file.noting("retention_refused", why)
         file = run.store.write(file.model_copy(update={"outcome": outcome}))
     _require_nobody_inside(run, file)
-    file, errors = _save_late_work(run, file)
+    file, errors = late.save(run, file)
     errors = [*unrecovered, *errors]
     if errors:
         removal = worktree.Removal(not os.path.lexists(file.lease.worktree_path), False, tuple(errors))
@@ -168,62 +163,3 @@ def _patch_ref(run: Run, file: LeaseFile) -> str | None:
     except OSError:
         whole = False
     return file.candidate.patch_ref if whole else _recovered_ref(run, file) or file.candidate.patch_ref
-
-
-def _save_late_work(run: Run, file: LeaseFile) -> tuple[LeaseFile, list[str]]:
-    """Compare the worktree with what was frozen once more; what is new is saved as evidence.
-
-    Returns the file and the reasons why the worktree must stay.
-    """
-    path, identity, frozen = file.lease.worktree_path, file.identity, file.evidence
-    if identity is None or frozen is None or not worktree.is_leased_directory(path, identity):
-        return file, []  # removal looks again, and leaves what is not the lease's
-    try:
-        with run.scratch(file.worker_id) as scratch:
-            capture = Capturer(run.file, run.paths, file, identity, scratch).capture()
-            last = (frozen.tree, *frozen.late_trees)[-1]
-            manifest = _manifest(run, file)
-            known = {row["path"] for row in manifest.get("ignored", [])}
-            new_ignored = [name for name in capture.left_out if git.text(name) not in known]
-            not_captured = manifest.get("not_captured", {})
-            kinds = ("repositories", "in_submodules", "unreadable", "refused")
-            given_up = {name for kind in kinds for name in not_captured.get(kind, [])}
-            missing = (*capture.repositories, *capture.shadowed, *capture.unreadable, *capture.refused)
-            lost = [git.text(name) or "." for name in missing]
-            if unsaved := [name for name in lost if name not in given_up]:
-                return file, [f"{unsaved[0]} appeared after the freeze and cannot be captured; the worktree was kept"]
-            if capture.tree == last and not new_ignored:
-                return file, []
-            return _late(run, file, capture, last, new_ignored, scratch), []
-    except LionwtError as error:
-        return file, [f"the worktree could not be compared with what was frozen, so it was kept: {error.message}"]
-    except OSError as error:
-        return file, [f"{from_os_error(error, 'comparing the worktree with what was frozen')}; it was kept"]
-
-
-def _late(run: Run, file: LeaseFile, capture: Capture, last: str, new_ignored: list[bytes], scratch: Path) -> LeaseFile:
-    assert file.evidence is not None
-    target = run.paths.evidence(file.worker_id)
-    number = 1 + sum(1 for entry in os.listdir(target) if entry.startswith("late-") and entry.endswith(".patch"))
-    patch = target / f"late-{number}.patch"
-    evidence.write_patch(run.private(), last, capture.tree, patch)
-    saver = evidence.Saver(file.lease.worktree_path, target / f"late-{number}.tar")
-    evidence.ignored(file.lease.worktree_path, capture, saver, only=new_ignored)
-    saver.close()
-    sync_dir(target)
-    noted = file.noting("late_writes", "the worktree was written to after the freeze", run.paths.ref(patch))
-    late_trees = (*file.evidence.late_trees, capture.tree)
-    return run.store.write(
-        noted.model_copy(update={"evidence": file.evidence.model_copy(update={"late_trees": late_trees})})
-    )
-
-
-def _manifest(run: Run, file: LeaseFile) -> dict[str, Any]:
-    if file.candidate is None:
-        return {}
-    try:
-        content = (run.paths.artifact_root / file.candidate.artifact_manifest_ref).read_bytes()
-        loaded = json.loads(content)
-    except (OSError, ValueError):
-        return {}
-    return loaded if isinstance(loaded, dict) else {}

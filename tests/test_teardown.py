@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import LIONWT, Answer, Repo, World, go_on
+from tests.conftest import LIONWT, Answer, Repo, World, go_on, unprivileged
 
 NEW = {"new.txt": "new\n"}
 RECONCILE = ("reconcile", "r1", "--json", "--takeover")
@@ -412,3 +412,82 @@ def test_a_change_that_cannot_be_saved_anew_keeps_its_worktree(world: World, rep
     aside.rename(lost)
     assert world.lionwt("reconcile", "r1", "--json").code == 0
     assert (world.evidence("r1", "w1") / "recovered.patch").exists() and world.leftovers("r1", repo) == []
+
+
+def test_an_ignored_file_that_changed_after_the_freeze_is_saved_again(world: World, repo: Repo) -> None:
+    """Design 7: known by its name is not known by its content."""
+    leased = world.lease("r1", "w1")
+    leased["w1"].write("notes.log", "first\n")
+    world.freeze_now("r1", "w1")
+    leased["w1"].write("notes.log", "second\n")
+    assert world.promote("r1").code == 0
+    assert b"second" in (world.evidence("r1", "w1") / "late-1.tar").read_bytes()
+
+
+def test_an_ignored_file_too_large_to_save_keeps_the_worktree_only_where_it_is_late(world: World, repo: Repo) -> None:
+    """Invariant 8: what the freeze named and nobody touched goes; what came later stays, and is named."""
+    big = b"x" * ((1 << 20) + 1)
+    leased = world.lease("r1", "same", "w1", "new")
+    for name in ("same", "w1"):
+        leased[name].write("big.log", big)
+    for name in leased:
+        world.freeze_now("r1", name)
+    leased["w1"].write("big.log", big + b"y")
+    leased["new"].write("big.log", big)
+    assert world.promote("r1").code == 5
+    assert world.record("r1", "same")["status"] == "discarded"
+    for name in ("w1", "new"):
+        record = world.record("r1", name)
+        assert record["status"] == "teardown_failed" and "big.log" in record["teardown_errors"][0]
+        (leased[name].path / "big.log").unlink()
+    assert world.lionwt(*RECONCILE).code == 0 and world.leftovers("r1", repo) == []
+
+
+@pytest.mark.parametrize("kind", ["commit", "dirty"])
+def test_work_in_a_submodule_after_the_freeze_is_bundled_or_keeps_the_worktree(
+    world: World, repo: Repo, kind: str
+) -> None:
+    """Invariant 8: a submodule's own store goes with the worktree."""
+    library = world.repo("library", branch="main")
+    repo.git("submodule", "--quiet", "add", str(library.path), "lib")
+    repo.commit("with a submodule")
+    leased = world.lease("r1", "w1")
+    leased["w1"].git("submodule", "--quiet", "update", "--init")
+    leased["w1"].write("new.txt", "new\n")
+    world.freeze_now("r1", "w1")
+    inside = Repo(leased["w1"].path / "lib", repo.env)
+    inside.write("late.txt", "late\n")
+    if kind == "dirty":
+        errors = torn_down_in_part(world, world.promote("r1"), worktree=False, branch=False)
+        assert "late.txt" in errors[0] and (inside.path / "late.txt").exists()
+        return
+    late = inside.commit("late")
+    assert world.promote("r1").code == 0
+    heads = repo.git("bundle", "list-heads", str(world.evidence("r1", "w1") / "late-1-submodule-0.bundle"))
+    assert late in heads and world.leftovers("r1", repo) == []
+
+
+def test_commits_made_after_the_freeze_are_bundled(world: World, repo: Repo) -> None:
+    """Invariant 8: also those that no branch remembers, because HEAD moved on."""
+    leased = world.frozen("r1", {"w1": NEW}, policy="patch_only")
+    leased["w1"].git("switch", "-q", "--detach")
+    late = leased["w1"].commit("late", **{"late.txt": "late\n"})
+    leased["w1"].git("reset", "-q", "--hard", "HEAD~1")
+    assert world.promote("r1").code == 0
+    assert late in repo.git("bundle", "list-heads", str(world.evidence("r1", "w1") / "late-1.bundle"))
+    assert world.leftovers("r1", repo) == []
+
+
+def test_an_unreadable_file_that_could_not_be_saved_keeps_the_worktree(world: World, repo: Repo) -> None:
+    """Invariant 8: given up at the freeze is not deleted; readable again, it is saved and the worktree goes."""
+    leased = world.lease("r1", "w1")
+    locked = leased["w1"].write("locked.txt", "locked\n")
+    locked.chmod(0)
+    assert world.lionwt(*RECONCILE, wrapper=unprivileged()).code == 5
+    record = world.record("r1", "w1")
+    assert record["status"] == "teardown_failed" and "locked.txt" in record["teardown_errors"][0]
+    assert "locked.txt" in world.manifest("r1", "w1")["not_captured"]["not_saved"]
+    locked.chmod(0o600)
+    assert world.lionwt(*RECONCILE, wrapper=unprivileged()).code == 0
+    assert b"+locked" in (world.evidence("r1", "w1") / "late-1.patch").read_bytes()
+    assert world.leftovers("r1", repo) == []
