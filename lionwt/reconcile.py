@@ -335,6 +335,15 @@ def _failed(file: LeaseFile) -> Outcome:
     )
 
 
+def _tips(run: Run, file: LeaseFile, tip: str | None) -> tuple[str, ...]:
+    """The branch's tip and, where the registration is still the lease's, whatever else its HEAD has been at."""
+    found = [tip] if tip is not None else []
+    identity = file.identity
+    if identity is not None and worktree.read_nonce(Path(identity.admin_dir)) == identity.nonce:
+        found += history.read(run.file, run.paths.git_dir, file, identity).tips
+    return tuple(dict.fromkeys(found))
+
+
 def _retire_rest(run: Run, file: LeaseFile) -> LeaseFile:
     """The directory is gone; the commits on its branch may be all that is left of the work."""
     branch = names.HEADS + file.lease.branch_name
@@ -344,13 +353,17 @@ def _retire_rest(run: Run, file: LeaseFile) -> LeaseFile:
         tree="", commit=run.file.base_sha, head=None, branch_tip=tip, manifest_sha256=""
     )
     file = file.noting("worktree_gone", f"{file.lease.worktree_path} had been removed by somebody else")
-    if tip is not None and tip not in (run.file.base_sha, evidence.branch_tip if file.evidence else None):
+    tips = _tips(run, file, tip)
+    known_tips = (run.file.base_sha, evidence.branch_tip, evidence.head) if file.evidence else (run.file.base_sha,)
+    if any(oid not in known_tips for oid in tips):
         with run.scratch(file.worker_id) as scratch:
             target = run.paths.evidence(file.worker_id)
             make_private_dir(target)
-            bundle = target / freeze.COMMITS
+            # What a freeze has recorded stays as it was frozen.
+            names_free = (freeze.COMMITS, *(f"late-{number}.bundle" for number in range(1, 1000)))
+            bundle = next(target / name for name in names_free if not os.path.lexists(target / name))
             made = scratch / freeze.COMMITS
-            if history.save_commits(run.file, run.paths.git_dir, scratch / "git", (tip,), made):
+            if history.save_commits(run.file, run.paths.git_dir, scratch / "git", tips, made):
                 move_file(made, bundle)
                 sync_dir(target)
                 file = file.noting("commits_saved", "the branch's commits were saved", run.paths.ref(bundle))

@@ -177,6 +177,18 @@ def test_a_worktree_deleted_by_hand_does_not_pin_its_branch_and_its_commits_are_
     assert_idempotent(world, answer)
 
 
+def test_commits_that_only_head_remembers_are_saved_where_the_worktree_was_deleted(world: World, repo: Repo) -> None:
+    """Invariant 8: a detached HEAD and its reflog go with the registration."""
+    worker = world.lease("r1", "w1")["w1"]
+    worker.git("switch", "-q", "--detach")
+    tip = worker.commit("detached", **{"kept.txt": "kept\n"})
+    shutil.rmtree(worker.path)
+    assert reconcile(world).code == 0
+    bundle = world.evidence("r1", "w1") / "commits.bundle"
+    assert tip in repo.git("bundle", "list-heads", str(bundle))
+    assert world.leftovers("r1", repo) == []
+
+
 def test_what_was_removed_whole_by_somebody_else_is_recorded_as_discarded(world: World, repo: Repo) -> None:
     """ADR-0091 D5: unless both the branch and worktree are provably already removed."""
     worker = world.lease("r1", "w1")["w1"]
