@@ -326,11 +326,13 @@ def _record_gone(run: Run, file: LeaseFile) -> LeaseFile:
 
 
 def _failed(file: LeaseFile) -> Outcome:
+    succeeded = file.candidate is not None and file.candidate.worker_succeeded
+    what = "lost its worktree before it was completed" if succeeded else "was interrupted"
     return Outcome(
         status="discarded",
         policy=file.policy.completion,
         code="worker_failed",
-        message=f"worker {file.worker_id!r} was interrupted; nothing was landed",
+        message=f"worker {file.worker_id!r} {what}; nothing was landed",
         hint="its patch, if any, is kept as evidence",
     )
 

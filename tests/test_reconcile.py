@@ -189,6 +189,14 @@ def test_commits_that_only_head_remembers_are_saved_where_the_worktree_was_delet
     assert world.leftovers("r1", repo) == []
 
 
+def test_a_frozen_worker_whose_worktree_was_deleted_is_not_called_interrupted(world: World, repo: Repo) -> None:
+    """Design section 8: what is recorded is what happened."""
+    worker = world.frozen("r1", {"w1": {"new.txt": "new\n"}})["w1"]
+    shutil.rmtree(worker.path)
+    reconcile(world)
+    assert "lost its worktree" in world.lease_file("r1", "w1")["outcome"]["message"]
+
+
 def test_what_was_removed_whole_by_somebody_else_is_recorded_as_discarded(world: World, repo: Repo) -> None:
     """ADR-0091 D5: unless both the branch and worktree are provably already removed."""
     worker = world.lease("r1", "w1")["w1"]
