@@ -296,6 +296,8 @@ def leaves_worktree(root: Path, name: bytes) -> str | None:
 def artifact_files(directory: Path) -> list[dict[str, Any]]:
     """The worker's own artifacts: path, size in bytes and SHA-256."""
     found = []
+    if directory.is_symlink():
+        return [{"path": ".", "link": os.readlink(directory)}]
     for parent, directories, inside in os.walk(directory):
         directories.sort()
         for name in sorted(inside):
@@ -435,7 +437,7 @@ def recover(paths: names.RunPaths, file: LeaseFile, private: git.Git, scratch: P
     assert file.evidence is not None
     base, tree = file.lease.base_sha, file.evidence.tree
     target = paths.evidence(file.worker_id) / RECOVERED
-    store.make_private_dir(target.parent)
+    store.make_own_dir(target.parent)
     # Aside first: a file of that name is always whole, and a link in its place is replaced.
     made = target.with_name(f".{RECOVERED}.tmp")
     made.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ from lionwt.evidence import Change, Notes
 from lionwt.faults import point
 from lionwt.records import Evidence, Identity, LeaseFile, ValidationResult, WorkerCandidate
 from lionwt.session import Run
-from lionwt.store import make_private_dir, move_file, sync_dir
+from lionwt.store import make_own_dir, move_file, sync_dir
 
 PATCH, MANIFEST, SAVED, COMMITS = "candidate.patch", "manifest.json", "saved.tar", "commits.bundle"
 
@@ -142,7 +142,7 @@ def capture_evidence(run: Run, file: LeaseFile, identity: Identity, verdict: Ver
     """Capture the worktree and make patch, manifest, saved files and anchors durable."""
     target = run.paths.evidence(file.worker_id)
     try:
-        make_private_dir(target)
+        make_own_dir(target)
         with run.scratch(file.worker_id) as scratch:
             began_ns = time.time_ns()
             capture = Capturer(run.file, run.paths, file, identity, scratch).capture()

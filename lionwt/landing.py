@@ -50,7 +50,7 @@ def merge(run: Run, file: LeaseFile, expected: str, candidate: str) -> tuple[str
     stages = [field.partition(b"\t") for field in fields[1:end]]
     paths = tuple(dict.fromkeys(git.text(name) for _, _, name in stages))
     where = run.paths.evidence(file.worker_id) / CONFLICT
-    store.make_private_dir(where.parent)
+    store.make_own_dir(where.parent)
     details: dict[str, Any] = {
         "schema": "lionwt/conflict@1",
         "expected": expected,

@@ -19,7 +19,7 @@ from lionwt.capture import Capture, Capturer
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.records import Identity, LeaseFile
 from lionwt.session import Run
-from lionwt.store import make_private_dir, move_file, sync_dir
+from lionwt.store import make_own_dir, move_file, sync_dir
 
 
 def save(run: Run, file: LeaseFile) -> tuple[LeaseFile, list[str]]:
@@ -67,7 +67,7 @@ class _Look:
         self.run, self.file, self.identity, self.scratch = run, file, identity, scratch
         self.root = file.lease.worktree_path
         self.target = run.paths.evidence(file.worker_id)
-        make_private_dir(self.target)
+        make_own_dir(self.target)
         self.name = f"late-{1 + _numbered(self.target)}"
         self.known = _known(run, file, self.target)
         self.saver = evidence.Saver(self.root, scratch / "late.tar")

@@ -70,6 +70,17 @@ def move_file(source: Path, target: Path) -> None:
         os.rename(temporary, target)
 
 
+def make_own_dir(path: Path) -> None:
+    """Like :func:`make_private_dir`; raises ``path_unsafe`` where a symlink leads elsewhere."""
+    if os.path.realpath(path) != str(path):
+        raise LionwtError(
+            "path_unsafe",
+            f"{path} leads to {os.path.realpath(path)}; nothing was changed",
+            hint="remove the symbolic link, then run the same command again",
+        )
+    make_private_dir(path)
+
+
 def sync_dir(path: Path) -> None:
     """Make the names in a directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -508,3 +508,23 @@ def test_a_saved_index_that_is_not_whole_is_made_anew(world: World, repo: Repo) 
     answer = world.freeze(RUN, "w1")
     assert answer.code == 0, answer
     world.round_trip(RUN, "w1")
+
+
+def test_evidence_and_artifacts_are_never_followed_through_a_symlink(world: World, repo: Repo) -> None:
+    """A worker that can write beside its artifacts must not direct what lionwt writes, or reads, elsewhere."""
+    world.lease("r1", "w1")
+    victim = world.root / "victim"
+    victim.mkdir()
+    (victim / "secret").write_text("secret\n")
+    evidence = world.evidence("r1", "w1")
+    evidence.parent.mkdir(parents=True, exist_ok=True)
+    evidence.symlink_to(victim)
+    refused = world.freeze("r1", "w1")
+    assert (refused.code, refused.error) == (3, "path_unsafe"), refused
+    assert [path.name for path in victim.iterdir()] == ["secret"]
+    evidence.unlink()
+    artifacts = world.state("r1") / "artifacts" / "w1"
+    artifacts.rmdir()
+    artifacts.symlink_to(victim)
+    assert world.freeze("r1", "w1").code == 0
+    assert world.manifest("r1", "w1")["artifacts"] == [{"path": ".", "link": str(victim)}]
