@@ -164,10 +164,10 @@ def _as_stored(run: Run, file: LeaseFile) -> LeaseFile:
 def undo_allocation(run: Run, file: LeaseFile) -> worktree.Removal:
     """Remove what carries the nonce of an unfinished allocation. Call under the registration lock."""
     nonce = nonce_of(file)
-    run.paths.saved_index(file.worker_id).unlink(missing_ok=True)
-    admin = worktree.admin_with_nonce(run.common_dir, nonce)
-    branch = names.HEADS + file.lease.branch_name
     path = file.lease.worktree_path
+    admin = worktree.admin_with_nonce(run.common_dir, nonce, path)
+    run.paths.saved_index(file.worker_id).unlink(missing_ok=True)
+    branch = names.HEADS + file.lease.branch_name
     identity = None
     if admin is not None:
         with contextlib.suppress(OSError):

@@ -219,9 +219,36 @@ def registrations(common_dir: Path) -> Iterator[Path]:
         yield common_dir / "worktrees" / entry
 
 
-def admin_with_nonce(common_dir: Path, nonce: str) -> Path | None:
-    """The registration that carries ``nonce``."""
-    return next((admin for admin in registrations(common_dir) if read_nonce(admin) == nonce), None)
+def admin_with_nonce(common_dir: Path, nonce: str, path: Path) -> Path | None:
+    """The registration of ``path`` that carries ``nonce``; raises ``worktree_moved`` where that is not certain.
+
+    A lock file is easily copied: it must be the only one, and lead to the worktree.
+    """
+    found = [admin for admin in registrations(common_dir) if read_nonce(admin) == nonce]
+    if not found:
+        return None
+    foreign = [admin for admin in found if not _leads_to(admin, path)]
+    if len(found) == 1 and not foreign:
+        return found[0]
+    named = (foreign or found)[0]
+    raise LionwtError(
+        "worktree_moved",
+        f"the registration {named} carries the nonce of the lease of {path}, but is not certainly its own; "
+        "all of them were left as they are",
+        hint=f"if it is yours, unlock it (rm {shlex.quote(str(named / 'locked'))}), then run the same command again",
+    )
+
+
+def _leads_to(admin: Path, path: Path) -> bool:
+    try:
+        named = git.text(files.read_small(admin / "gitdir").rstrip(b"\n"))
+    except FileNotFoundError:
+        named = ""
+    except OSError:
+        return False
+    if not named:  # git was killed before it wrote it; then it wrote nothing into the worktree either
+        return not os.path.lexists(path) or (path.is_dir() and not path.is_symlink() and not os.listdir(path))
+    return os.path.normpath(admin / named) == str(path / ".git")
 
 
 def require_identity(file: LeaseFile) -> Identity:

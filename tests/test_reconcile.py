@@ -475,3 +475,23 @@ def test_every_file_of_the_evidence_is_on_disk_before_its_name_is(
     bundles = list(world.evidence("r1", "w1").glob("*.bundle"))
     assert len(bundles) == 1
     assert {path.stat().st_ino for path in (*bundles, bundles[0].parent)} <= synced
+
+
+def test_a_registration_that_only_carries_a_copied_nonce_is_not_removed(world: World, repo: Repo) -> None:
+    """Design section 8: what is undone is the lease's own for certain, otherwise it is left and named."""
+    other = world.root / "other"
+    repo.git("worktree", "add", "-q", "--detach", other)
+    killed = world.lionwt(
+        *("lease", "r1", "-w", "w1", "--target", "work", "--owner-pid", "none"),
+        env={"LIONWT_FAULT": "lease.registered:kill"},
+    )
+    assert killed.code == -9
+    registrations = repo.path / ".git/worktrees"
+    forged = registrations / "other" / "locked"
+    forged.write_bytes((registrations / "w1" / "locked").read_bytes())
+    answer = reconcile(world)
+    assert answer.code == 7 and str(registrations / "other") in answer.out, answer
+    assert repo.git("-C", other, "status", "--porcelain") == "" and (registrations / "w1").exists()
+    forged.unlink()
+    assert reconcile(world).code == 0
+    assert not (registrations / "w1").exists() and repo.git("-C", other, "status", "--porcelain") == ""
