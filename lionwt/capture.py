@@ -115,7 +115,6 @@ class Capturer:
         # The worker's index, read as a file: neither its HEAD nor any configuration of its has a say.
         self.admin = Path(identity.admin_dir)
         self.worker_git = self.git.with_env(GIT_INDEX_FILE=self.admin / "index")
-        self.private_dir = paths.git_dir
         self.saved = paths.saved_index(file.worker_id)
         self._allowed: frozenset[bytes] = frozenset()
 
@@ -376,10 +375,6 @@ class Capturer:
                 return _WorkerIndex(broken=f"{index} is torn")
         except OSError as error:
             return _WorkerIndex(broken=f"{index}: {error.strerror}")
-        # A split index finds its other half beside the git directory in use.
-        for part in self.admin.glob("sharedindex.*"):
-            if part.is_file() and not part.is_symlink():
-                worktree.copy_index(part, self.private_dir / part.name)
         listed = self.worker_git.run("ls-files", "-z", "-s", "-v", ok=(0, 128), timeout=git.CONTENT)
         if listed.code:
             return _WorkerIndex(broken=git.text(listed.err).strip())

@@ -695,3 +695,14 @@ def test_the_operators_own_diff_settings_do_not_reach_the_patch(world: World, re
     (worker.path / "f1.txt").rename(worker.path / "caf\xe9.txt")
     assert world.freeze("r1", "w1").code == 0
     world.round_trip("r1", "w1")
+
+
+def test_a_split_index_is_read_where_it_lies(world: World, repo: Repo) -> None:
+    """Design 7, freeze 4: git finds the shared half beside the index; none is left in the private directory."""
+    worker = world.lease("r1", "w1")["w1"]
+    worker.write("new.txt", "new\n")
+    worker.git("add", "new.txt")
+    worker.git("update-index", "--split-index")
+    assert world.freeze("r1", "w1").code == 0
+    assert not list((world.state("r1") / "git").glob("sharedindex.*"))
+    assert "index_unreadable" not in [note["code"] for note in world.manifest("r1", "w1")["diagnostics"]]
