@@ -86,11 +86,14 @@ _lionwt() {
             'start') _lionwt_offer --grants --json -h --help ;;
             'freeze') _lionwt_offer --succeeded --failed --cancelled --validation --stop-after --accept-incomplete --json -h --help ;;
             'promote') _lionwt_offer --policy --lock-timeout --json -h --help ;;
+            'reconcile') _lionwt_offer --takeover --dry-run --json -h --help ;;
+            'reap') _lionwt_offer --all --dry-run --json -h --help ;;
+            'status') _lionwt_offer --json -h --help ;;
         esac
         return
     fi
     case "$command ${#places[@]}" in
-        ' 0') _lionwt_offer lease start freeze promote ;;
+        ' 0') _lionwt_offer lease start freeze promote reconcile reap status ;;
         'lease '0) _lionwt_runs ;;
         'start '0) _lionwt_workers; _lionwt_runs ;;
         'start '1) _lionwt_workers "${places[0]}" ;;
@@ -98,6 +101,8 @@ _lionwt() {
         'freeze '1) _lionwt_workers "${places[0]}" ;;
         'promote '0) _lionwt_workers; _lionwt_runs ;;
         'promote '*) _lionwt_workers "${places[0]}" ;;
+        'reconcile '0) _lionwt_runs ;;
+        'status '0) _lionwt_runs ;;
     esac
 }
 

@@ -86,10 +86,23 @@ complete -c lionwt -n '__lionwt_in promote' -l policy -x -a 'patch_only merge_va
 complete -c lionwt -n '__lionwt_in promote' -l lock-timeout -x -d 'Seconds to wait for a lock'
 complete -c lionwt -n '__lionwt_in promote' -l json -d 'Print exactly one JSON object on stdout'
 complete -c lionwt -n '__lionwt_in promote' -s h -l help -d 'Show this message and exit'
+complete -c lionwt -n '__lionwt_in reconcile' -l takeover -d 'Also while the owner lives; the workers\' processes are stopped'
+complete -c lionwt -n '__lionwt_in reconcile' -l dry-run -d 'Only say what would be done, and why'
+complete -c lionwt -n '__lionwt_in reconcile' -l json -d 'Print exactly one JSON object on stdout'
+complete -c lionwt -n '__lionwt_in reconcile' -s h -l help -d 'Show this message and exit'
+complete -c lionwt -n '__lionwt_in reap' -l all -d 'Every run under $LIONAGI_HOME'
+complete -c lionwt -n '__lionwt_in reap' -l dry-run -d 'Only say what would be done, and why'
+complete -c lionwt -n '__lionwt_in reap' -l json -d 'Print exactly one JSON object on stdout'
+complete -c lionwt -n '__lionwt_in reap' -s h -l help -d 'Show this message and exit'
+complete -c lionwt -n '__lionwt_in status' -l json -d 'Print exactly one JSON object on stdout'
+complete -c lionwt -n '__lionwt_in status' -s h -l help -d 'Show this message and exit'
 complete -c lionwt -n __lionwt_bare -a lease -d 'Give workers a worktree each, all of them or none'
 complete -c lionwt -n __lionwt_bare -a start -d 'Say that a worker has its paths and runs'
 complete -c lionwt -n __lionwt_bare -a freeze -d 'Stop a worker, and turn what it did into proven evidence'
 complete -c lionwt -n __lionwt_bare -a promote -d 'Keep the patches of frozen workers, or land them, in dependency order'
+complete -c lionwt -n __lionwt_bare -a reconcile -d 'After a crash: find the truth about every lease of a run, and finish'
+complete -c lionwt -n __lionwt_bare -a reap -d 'Tear down retained worktrees whose time has come, empty the trash, list orphans'
+complete -c lionwt -n __lionwt_bare -a status -d 'Show every lease of a run (or of all runs): its state, what blocks it, what to type next'
 complete -c lionwt -n '__lionwt_in lease 0 0' -a '(__lionwt_runs)' -d run
 complete -c lionwt -n '__lionwt_in start 0 0' -a '(__lionwt_runs)' -d run
 complete -c lionwt -n '__lionwt_in start 0 0' -a '(__lionwt_workers)' -d worker
@@ -100,3 +113,5 @@ complete -c lionwt -n '__lionwt_in freeze 1 1' -a '(__lionwt_workers)' -d worker
 complete -c lionwt -n '__lionwt_in promote 0 0' -a '(__lionwt_runs)' -d run
 complete -c lionwt -n '__lionwt_in promote 0 0' -a '(__lionwt_workers)' -d worker
 complete -c lionwt -n '__lionwt_in promote 1' -a '(__lionwt_workers)' -d worker
+complete -c lionwt -n '__lionwt_in reconcile 0 0' -a '(__lionwt_runs)' -d run
+complete -c lionwt -n '__lionwt_in status 0 0' -a '(__lionwt_runs)' -d run
