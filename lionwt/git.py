@@ -63,7 +63,16 @@ _CLOSED: Final[dict[str, str]] = {
 }
 
 # A worker can write objects/info/commit-graph, which git believes before the commits themselves.
-_ALWAYS: Final = ("-c", "core.fsync=all", "-c", "core.quotePath=false", "-c", "core.commitGraph=false")
+_ALWAYS: Final = tuple(
+    flag
+    for setting in (
+        "core.fsync=all",
+        "core.quotePath=false",
+        "core.commitGraph=false",
+        "advice.graftFileDeprecated=false",  # naming no graft file makes git speak of it
+    )
+    for flag in ("-c", setting)
+)
 
 _SHARED: Final = tuple(
     flag

@@ -355,7 +355,6 @@ def test_after_names_the_workers_to_land_before(world: World, repo: Repo, run: R
     finish(life())
 
 
-@pytest.mark.xfail(strict=True, reason="WorktreeCoordinator.reconcile is not there yet")
 def test_the_coordinator_is_the_port_for_a_strict_type_checker() -> None:
     """Design 2: the port is exactly ADR-0091's; checked by structure, without isinstance."""
     here = Path(__file__).parent

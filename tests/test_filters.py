@@ -133,7 +133,7 @@ def test_lfs_files_are_edited_added_and_landed_as_pointers_with_their_objects_in
     refused = world.lionwt("lease", "r2", "-w", "w1", "--target", "work", "--json")
     assert (refused.code, refused.error) == (8, "git_failed")
     assert "added.bin" in refused.json["error"]["message"]
-    assert "what was made was undone" in refused.json["error"]["message"]
+    assert "nothing was made" in refused.json["error"]["message"]
     shutil.rmtree(repo.path / ".git/lfs/logs", ignore_errors=True)  # git-lfs writes one of its own
     assert repo.snapshot() == before
     assert_nothing_left(world, repo, "r2")
@@ -184,7 +184,7 @@ def test_a_required_filter_whose_program_is_missing_refuses_the_lease_and_leaves
     answer = world.lionwt("lease", "r1", "-w", "w1", "-w", "w2", "--target", "work", "--json")
     assert (answer.code, answer.error) == (8, "git_failed")
     assert "secret" in answer.json["error"]["message"] and "a.sec" in answer.json["error"]["message"]
-    assert "what was made was undone" in answer.json["error"]["message"]
+    assert "nothing was made" in answer.json["error"]["message"]
     assert repo.snapshot() == before
     assert_nothing_left(world, repo)
     assert not (world.state("r1") / "workspaces.json").exists()
