@@ -39,6 +39,10 @@ def _leftovers(run: Run) -> Iterator[tuple[Path, Path, str]]:
         owner, separator, _ = path.name.partition("~")
         if separator:
             yield (path, *(promotion if owner.startswith(".") else _lease(run, owner)))
+    for directory in _entries(paths.artifact_root / ".lionwt"):
+        for path in _entries(directory):
+            if _TEMPORARY.fullmatch(path.name):
+                yield (path, *_lease(run, directory.name))
     for directory, suffix in ((paths.workspaces, ".json"), (paths.state_root, ".json"), (run.common_dir / "info", "")):
         for path in _entries(directory):
             found = _TEMPORARY.fullmatch(path.name)
