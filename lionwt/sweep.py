@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from lionwt import locks, names
+from lionwt import locks
 from lionwt.errors import LionwtError
 from lionwt.session import Run, promotion_lock, registration_lock
 
@@ -57,7 +57,7 @@ def _leftovers(run: Run) -> Iterator[tuple[Path, Path, str]]:
 
 
 def _lease(run: Run, worker_id: str) -> tuple[Path, str]:
-    return run.paths.lease_lock(names.check_id(worker_id, "worker")), f"lease {worker_id!r}"
+    return run.paths.lease_lock(worker_id), f"lease {worker_id!r}"
 
 
 def _entries(directory: Path) -> list[Path]:
