@@ -17,6 +17,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -405,9 +406,13 @@ class World:
         return self.state(run) / "artifacts" / ".lionwt" / worker
 
     def settle_index(self, run: str, worker: str) -> None:
-        """Let the index of a lease be clearly younger than its files, as it is where a lease takes its time."""
+        """Let the index of a lease be clearly younger than its files, as it is where a lease takes its time.
+
+        What is edited afterwards is edited in a later second, since git compares times in seconds.
+        """
         index = self.state(run) / "git" / "lionwt" / f"{worker}.index"
         seen = index.stat()
+        wait_until(lambda: int(time.time()) > int(seen.st_mtime), 5)
         os.utime(index, ns=(seen.st_atime_ns, seen.st_mtime_ns + 5_000_000_000))
 
     def lease_bytes(self, run: str, worker: str) -> bytes:

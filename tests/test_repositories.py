@@ -600,7 +600,7 @@ def test_a_partial_clone_that_lacks_blobs_and_its_remote_is_refused_and_undone(w
     answer = world.lionwt("lease", "r1", "-w", "w1", "-w", "w2", "--target", "other", "--json")
     assert (answer.code, answer.error) == (8, "git_failed")
     error = answer.json["error"]
-    assert "partial clone" in error["message"] and "what was made was undone" in error["message"], error
+    assert "partial clone" in error["message"] and "nothing was made" in error["message"], error
     assert_nothing_made(world, repo, before)
     assert_nothing_left(world, repo)
     # What the hint says helps, once the remote is back.
