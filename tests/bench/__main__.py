@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.bench.support import Bench, Row
 
-PARTS = ("starting", "worktrees", "turn")
+PARTS = ("turn", "starting", "worktrees")
 WHERE = Path(".cache/bench.json")
 
 
