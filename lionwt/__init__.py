@@ -13,37 +13,34 @@ TYPE_CHECKING = False  # type checkers take it for typing's, which is not import
 if TYPE_CHECKING:
     from typing import Any
 
-    from lionwt.coordinator import WorktreeCoordinator
-    from lionwt.errors import LionwtError
-    from lionwt.records import (
-        CompletionPolicy,
+    from lionwt.contracts import (
         RunLike,
         ValidationResult,
         WorkerCandidate,
-        WorkerLeaseState,
         WorkerPathBinding,
-        WorkerTerminalStatus,
         WorkerWorkspaceCoordinator,
         WorkerWorktreeLease,
         WorkerWorktreeRecord,
-        WorkspaceMode,
         WorkspacePolicy,
     )
+    from lionwt.coordinator import WorktreeCoordinator
+    from lionwt.errors import LionwtError
+    from lionwt.records import CompletionPolicy, WorkerLeaseState, WorkerTerminalStatus, WorkspaceMode
 
 _HOMES = {
     "CompletionPolicy": "records",
     "LionwtError": "errors",
-    "RunLike": "records",
-    "ValidationResult": "records",
-    "WorkerCandidate": "records",
+    "RunLike": "contracts",
+    "ValidationResult": "contracts",
+    "WorkerCandidate": "contracts",
     "WorkerLeaseState": "records",
-    "WorkerPathBinding": "records",
+    "WorkerPathBinding": "contracts",
     "WorkerTerminalStatus": "records",
-    "WorkerWorkspaceCoordinator": "records",
-    "WorkerWorktreeLease": "records",
-    "WorkerWorktreeRecord": "records",
+    "WorkerWorkspaceCoordinator": "contracts",
+    "WorkerWorktreeLease": "contracts",
+    "WorkerWorktreeRecord": "contracts",
     "WorkspaceMode": "records",
-    "WorkspacePolicy": "records",
+    "WorkspacePolicy": "contracts",
     "WorktreeCoordinator": "coordinator",
 }
 

@@ -21,7 +21,7 @@ from lionwt.opening import unopen
 from lionwt.records import (
     Identity,
     LeaseFile,
-    WorkerWorktreeRecord,
+    Record,
 )
 from lionwt.session import Run
 from lionwt.store import make_private_dir
@@ -60,7 +60,7 @@ def allocate(run: Run, made: Made) -> list[LeaseFile]:
     point("lease.populated")
     allocated = []
     for file, identity in zip(made.files, identities, strict=True):
-        allocated.append(run.store.write(file.model_copy(update={"identity": identity, "intent": None})))
+        allocated.append(run.store.write(file.having(identity=identity, intent=None)))
     point("lease.recorded")
     return allocated
 
@@ -156,7 +156,7 @@ def _undo_one(run: Run, file: LeaseFile) -> tuple[str, ...]:
 def _as_stored(run: Run, file: LeaseFile) -> LeaseFile:
     """``file`` with the serial that the last write of this call gave it."""
     try:
-        return file.model_copy(update={"serial": run.lease(file.worker_id).serial})
+        return file.having(serial=run.lease(file.worker_id).serial)
     except LionwtError:
         return file
 
@@ -179,14 +179,14 @@ def undo_allocation(run: Run, file: LeaseFile) -> worktree.Removal:
         os.rmdir(path)  # git made the directory and got no further
     known = repository.find_branches(str(run.common_dir), branch).get(branch)
     tip = run.file.base_sha if known is not None else None
-    return worktree.remove(run.file, file.model_copy(update={"identity": identity}), tip)
+    return worktree.remove(run.file, file.having(identity=identity), tip)
 
 
 def ended(file: LeaseFile, removal: worktree.Removal, by: str) -> LeaseFile:
     """The terminal file of a lease whose allocation failed."""
     clean = removal.worktree_removed and removal.branch_deleted
     ending = file.to("terminal", by, intent=None)
-    record = WorkerWorktreeRecord(
+    record = Record(
         lease=ending.lease,
         policy=file.policy.completion,
         status="discarded" if clean else "teardown_failed",
@@ -197,4 +197,4 @@ def ended(file: LeaseFile, removal: worktree.Removal, by: str) -> LeaseFile:
         branch_deleted=removal.branch_deleted,
         completed_at=time.time(),
     )
-    return ending.model_copy(update={"record": record})
+    return ending.having(record=record)

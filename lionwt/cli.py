@@ -8,6 +8,7 @@ every ending, a usage error and a signal included, into one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import signal
@@ -19,9 +20,11 @@ import typer
 from lionwt import answers, signals
 from lionwt.answers import Answer
 from lionwt.errors import LionwtError, from_os_error
+from lionwt.parameters import Command, Group
 
 app = typer.Typer(
     name="lionwt",
+    cls=Group,
     help="One git worktree per worker, proven evidence of what it did, and the truth about what became of it.",
     add_completion=False,
     no_args_is_help=False,
@@ -30,6 +33,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: lionwt lease RUN -w w1 -w w2 --target work --policy merge_validated",
 )
+
+verb = functools.partial(app.command, cls=Command)
 
 Policy = Literal["patch_only", "merge_validated"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
@@ -54,7 +59,9 @@ def _run_and_worker(first: str | None, second: str | None) -> tuple[str | None, 
     return (None if second is None else first), worker
 
 
-@app.command("lease", epilog="Example: lionwt lease nightly -w w1 -w w2 --target work --policy merge_validated")
+@app.command(
+    "lease", cls=Command, epilog="Example: lionwt lease nightly -w w1 -w w2 --target work --policy merge_validated"
+)
 def lease_command(
     run: RunId = None,
     worker: Annotated[
@@ -113,7 +120,7 @@ def lease_command(
     return reports.of_lease(*lease(paths, request))
 
 
-@app.command("start", epilog="Example: lionwt start nightly w1")
+@verb("start", epilog="Example: lionwt start nightly w1")
 def start_command(
     run: RunOrWorker = None,
     worker: Worker = None,
@@ -131,7 +138,9 @@ def start_command(
     return reports.of_start(opened, start(opened, worker_id, parsing.grants(grants)))
 
 
-@app.command("freeze", epilog="Example: lionwt freeze nightly w1 --succeeded --validation tests=pass,exit=0")
+@app.command(
+    "freeze", cls=Command, epilog="Example: lionwt freeze nightly w1 --succeeded --validation tests=pass,exit=0"
+)
 def freeze_command(
     run: RunOrWorker = None,
     worker: Worker = None,
@@ -173,7 +182,7 @@ def freeze_command(
     return reports.of_freeze(opened, freeze(opened, worker_id, verdict))
 
 
-@app.command("promote", epilog="Example: lionwt promote nightly --policy merge_validated")
+@verb("promote", epilog="Example: lionwt promote nightly --policy merge_validated")
 def promote_command(
     run: RunId = None,
     workers: Annotated[list[str] | None, typer.Argument(metavar="WORKER", help="Default: every frozen one.")] = None,
@@ -191,7 +200,7 @@ def promote_command(
     return reports.of_completion(opened, *promote(opened, tuple(workers or ()), policy, wait))
 
 
-@app.command("reconcile", epilog="Example: lionwt reconcile nightly --dry-run")
+@verb("reconcile", epilog="Example: lionwt reconcile nightly --dry-run")
 def reconcile_command(
     run: RunId = None,
     takeover: Annotated[
@@ -209,7 +218,7 @@ def reconcile_command(
     return reports.of_reconciliation(opened, reconcile(opened, takeover=takeover, dry_run=dry_run), dry_run)
 
 
-@app.command("reap", epilog="Example: lionwt reap --all --dry-run")
+@verb("reap", epilog="Example: lionwt reap --all --dry-run")
 def reap_command(
     runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Run ids or state roots.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every run under $LIONAGI_HOME.")] = False,
@@ -227,7 +236,7 @@ def reap_command(
     return reports.of_reaping(reap(chosen, dry_run=dry_run), dry_run)
 
 
-@app.command("status", epilog="Example: lionwt status nightly")
+@verb("status", epilog="Example: lionwt status nightly")
 def status_command(run: RunId = None, as_json: AsJson = False) -> Answer:
     """Show every lease of a run (or of all runs): its state, what blocks it, what to type next."""
     from lionwt import names, reports, session

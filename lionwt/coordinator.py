@@ -12,14 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lionwt import names, session
-from lionwt.errors import LionwtError
-from lionwt.freeze import Verdict, freeze
-from lionwt.lease import lease
-from lionwt.opening import Request
-from lionwt.promote import promote
-from lionwt.reconcile import reconcile
-from lionwt.records import (
+from lionwt import names, records, session
+from lionwt.contracts import (
     RunLike,
     ValidationResult,
     WorkerCandidate,
@@ -27,7 +21,15 @@ from lionwt.records import (
     WorkerWorktreeLease,
     WorkerWorktreeRecord,
     WorkspacePolicy,
+    public,
+    stored,
 )
+from lionwt.errors import LionwtError
+from lionwt.freeze import Verdict, freeze
+from lionwt.lease import lease
+from lionwt.opening import Request
+from lionwt.promote import promote
+from lionwt.reconcile import reconcile
 from lionwt.start import start
 
 T = TypeVar("T")
@@ -74,14 +76,14 @@ class WorktreeCoordinator:
             target=target_branch,
             session_id=session_id,
             start=self._repo,
-            policy=self._policy,
+            policy=stored(self._policy, records.Policy),
             required=self._required,
             after=after,
             owner=processes.owner(os.getpid()),
             base_sha=base_sha,
         )
         _, files = await _in_thread(lambda: lease(paths, request))
-        return files[0].lease
+        return public(files[0].lease, WorkerWorktreeLease)
 
     async def mark_running(
         self, lease: WorkerWorktreeLease, binding: WorkerPathBinding | None = None
@@ -92,7 +94,7 @@ class WorktreeCoordinator:
         """
         grants = binding.model_dump() if binding is not None else None
         file = await _in_thread(lambda: start(self._opened(lease), lease.worker_id, grants))
-        return file.lease
+        return public(file.lease, WorkerWorktreeLease)
 
     async def freeze(
         self,
@@ -103,11 +105,12 @@ class WorktreeCoordinator:
         validations: tuple[ValidationResult, ...],
     ) -> WorkerCandidate:
         """Stop the worker and capture what it did (ADR-0091 D3)."""
-        verdict = Verdict(succeeded=worker_succeeded, cancelled=cancelled, validations=validations)
+        results = tuple(stored(result, records.Validation) for result in validations)
+        verdict = Verdict(succeeded=worker_succeeded, cancelled=cancelled, validations=results)
         file = await _in_thread(lambda: freeze(self._opened(lease), lease.worker_id, verdict))
         if file.candidate is None:
             raise LionwtError("wrong_state", f"the lease of {lease.worker_id!r} has ended without a candidate")
-        return file.candidate
+        return public(file.candidate, WorkerCandidate)
 
     async def complete(self, candidate: WorkerCandidate, policy: WorkspacePolicy) -> WorkerWorktreeRecord:
         """Keep or land one frozen candidate (ADR-0091 D4).
@@ -122,7 +125,7 @@ class WorktreeCoordinator:
         worker_id = candidate.lease.worker_id
         run = self._opened(candidate.lease)
         frozen = run.lease(worker_id).candidate
-        if frozen != candidate:
+        if frozen is None or public(frozen, WorkerCandidate) != candidate:
             raise LionwtError(
                 "candidate_mismatch",
                 f"the candidate of {worker_id!r} is not the one that was frozen; nothing was changed",
@@ -131,7 +134,7 @@ class WorktreeCoordinator:
         _, done = promote(run, (worker_id,), policy.completion)
         if done.pending:
             raise done.pending[0].error
-        return done.records[0]
+        return public(done.records[0], WorkerWorktreeRecord)
 
     async def reconcile(self, run: RunLike, policy: WorkspacePolicy) -> list[WorkerWorktreeRecord]:
         """Bring every lease that a dead owner left to a truthful end; returns all records (ADR-0091 D5).
@@ -147,7 +150,7 @@ class WorktreeCoordinator:
         done = reconcile(opened, completion=policy.completion)
         if done.pending:
             raise done.pending[0].error
-        return done.records
+        return [public(record, WorkerWorktreeRecord) for record in done.records]
 
     def _paths(self, run: RunLike) -> names.RunPaths:
         paths = names.RunPaths(

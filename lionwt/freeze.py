@@ -22,7 +22,7 @@ from lionwt.capture import Capture, Capturer
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.evidence import Change, Notes
 from lionwt.faults import point
-from lionwt.records import Evidence, Identity, LeaseFile, ValidationResult, WorkerCandidate
+from lionwt.records import Candidate, Evidence, Identity, LeaseFile, Validation
 from lionwt.session import Run
 from lionwt.store import make_own_dir, move_file, sync_dir
 
@@ -35,7 +35,7 @@ class Verdict:
 
     succeeded: bool
     cancelled: bool = False
-    validations: Sequence[ValidationResult] = ()
+    validations: Sequence[Validation] = ()
     accept_incomplete: bool = False
     stop_after: float = processes.DEFAULT_STOP_AFTER
 
@@ -353,9 +353,9 @@ def _anchor(run: Run, file: LeaseFile, proof: Evidence) -> None:
 
 def _frozen(run: Run, file: LeaseFile, verdict: Verdict, proof: Proof) -> LeaseFile:
     """The frozen lease file with its candidate."""
-    lease = file.lease.model_copy(update={"state": "frozen"})
+    lease = file.lease.having(state="frozen")
     prefix = proof.ref_prefix
-    candidate = WorkerCandidate(
+    candidate = Candidate(
         lease=lease,
         patch_ref=f"{prefix}/{PATCH}",
         patch_sha256=proof.patch_sha256,
@@ -367,7 +367,7 @@ def _frozen(run: Run, file: LeaseFile, verdict: Verdict, proof: Proof) -> LeaseF
     )
     changes = {"candidate": candidate, "evidence": proof.evidence}
     if file.lease.state == "allocated":
-        frozen = file.model_copy(update=changes)
+        frozen = file.having(**changes)
     else:
         frozen = file.to("frozen", "freeze", **changes)
     for code, message in proof.diagnostics:

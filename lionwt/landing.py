@@ -119,9 +119,9 @@ def land(run: Run, file: LeaseFile, expected: str, tree: str, lock_fd: int) -> L
             scratch=lock.copy.name,
             logged=has_reflog(run),
         )
-        lease = file.lease.model_copy(update={"expected_target_sha": expected})
+        lease = file.lease.having(expected_target_sha=expected)
         intent = Intent(kind="promote", at=time.time(), nonce=os.urandom(8).hex(), landing=landing)
-        journalled = run.store.write(file.model_copy(update={"lease": lease, "intent": intent}))
+        journalled = run.store.write(file.having(lease=lease, intent=intent))
         point("promote.intended")
         with held_back():
             _move(run, expected, commit, lock_fd)
@@ -146,7 +146,7 @@ def _take_back(run: Run, before: LeaseFile, checkout: Checkout, lock: IndexLock)
     with held_back():
         now = run.lease(before.worker_id)
         if now.intent is not None:
-            run.store.write(before.model_copy(update={"serial": now.serial}))
+            run.store.write(before.having(serial=now.serial))
         checkout.give_back(lock)
 
 
@@ -175,9 +175,7 @@ def landed(run: Run, file: LeaseFile, landing: Landing, left: list[str]) -> Leas
     outcome = Outcome(
         status="promoted", policy="merge_validated", landing=landing, code=code, message=message, hint=hint
     )
-    written = run.store.write(
-        file.model_copy(update={"outcome": outcome, "intent": Intent(kind="teardown", at=time.time())})
-    )
+    written = run.store.write(file.having(outcome=outcome, intent=Intent(kind="teardown", at=time.time())))
     point("promote.landed")
     return written
 

@@ -107,8 +107,8 @@ class _Look:
         noted = self.file.noting(
             "late_writes", "the worktree was written to after the freeze", self.run.paths.ref(patch)
         )
-        frozen = self.file.evidence.model_copy(update={"late_trees": (*self.file.evidence.late_trees, tree)})
-        return self.run.store.write(noted.model_copy(update={"evidence": frozen}))
+        frozen = self.file.evidence.having(late_trees=(*self.file.evidence.late_trees, tree))
+        return self.run.store.write(noted.having(evidence=frozen))
 
     def _keep(self, why: str) -> None:
         self.kept.append(f"{why}; the worktree was kept: move it away, then reconcile")

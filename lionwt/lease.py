@@ -21,11 +21,10 @@ from lionwt.errors import LionwtError
 from lionwt.faults import point
 from lionwt.opening import Request, check_artifact_paths, compare, open_run, prepare
 from lionwt.records import (
-    STORED,
     Intent,
+    Lease,
     LeaseFile,
     Transition,
-    WorkerWorktreeLease,
 )
 from lionwt.session import Run
 from lionwt.store import Store
@@ -169,7 +168,7 @@ def _reserve(run: Run, request: Request, made: Made) -> None:
     pinned = run.file
     now = time.time()
     for position, worker_id in enumerate(request.workers):
-        lease = WorkerWorktreeLease(
+        lease = Lease(
             run_id=pinned.run_id,
             session_id=pinned.session_id,
             worker_id=worker_id,
@@ -183,18 +182,14 @@ def _reserve(run: Run, request: Request, made: Made) -> None:
             # A microsecond apart, so that they are landed in the order in which they were named.
             created_at=now + position * 1e-6,
         )
-        # Read as stored: a run's policy was resolved when it was opened, and outlives its own expiry.
-        file = LeaseFile.model_validate(
-            {
-                "lease": lease,
-                "policy": pinned.policy,
-                "required_validations": pinned.required_validations,
-                "predecessors": tuple(request.after),
-                "owner": request.owner,
-                "intent": Intent(kind="allocate", at=now, nonce=os.urandom(16).hex()),
-                "history": (Transition(at=now, state="allocated", by="lease"),),
-            },
-            context=STORED,
+        file = LeaseFile(
+            lease=lease,
+            policy=pinned.policy,
+            required_validations=pinned.required_validations,
+            predecessors=tuple(request.after),
+            owner=request.owner,
+            intent=Intent(kind="allocate", at=now, nonce=os.urandom(16).hex()),
+            history=(Transition(at=now, state="allocated", by="lease"),),
         )
         made.files.append(file)
         made.files[-1] = run.store.write(file)

@@ -16,17 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from lionwt import git, locks, names, repository, snapshot, worktree
 from lionwt.errors import LionwtError
 from lionwt.faults import point
-from lionwt.records import (
-    Owner,
-    Place,
-    RunFile,
-    WorkspacePolicy,
-)
+from lionwt.records import CompletionPolicy, Owner, Place, Policy, RunFile
 from lionwt.store import Store, make_private_dir
 
 
@@ -39,8 +32,8 @@ class Request:
     session_id: str | None = None
     default_session: str | None = None  # counts only when the run is opened
     start: Path | None = None
-    policy: WorkspacePolicy | None = None
-    completion: str | None = None
+    policy: Policy | None = None
+    completion: CompletionPolicy | None = None
     retain_until: float | None = None
     retain_for: float | None = None
     required: Sequence[str] = ()
@@ -135,7 +128,7 @@ def _plan(paths: names.RunPaths, request: Request) -> Plan:
     return Plan(run, found, settings)
 
 
-def _policy(request: Request) -> WorkspacePolicy:
+def _policy(request: Request) -> Policy:
     if request.policy is not None:
         if request.policy.mode != "worktree_per_worker":
             raise LionwtError(
@@ -147,18 +140,14 @@ def _policy(request: Request) -> WorkspacePolicy:
     until = request.retain_until
     if request.retain_for is not None:
         until = time.time() + request.retain_for
-    try:
-        return WorkspacePolicy.model_validate(
-            {
-                "mode": "worktree_per_worker",
-                "completion": request.completion or "patch_only",
-                "retain_worktree_on_resolution": until is not None,
-                "retention_until": until,
-            }
-        )
-    except ValidationError as error:
-        said = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise LionwtError("usage", f"{said}; nothing was made") from error
+    if until is not None and until <= time.time():
+        raise LionwtError("usage", "retention_until must be in the future; nothing was made")
+    return Policy(
+        mode="worktree_per_worker",
+        completion=request.completion or "patch_only",
+        retain_worktree_on_resolution=until is not None,
+        retention_until=until,
+    )
 
 
 def compare(run: RunFile, paths: names.RunPaths, request: Request) -> Plan:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lionwt.errors import LionwtError
-from lionwt.records import Owner, ValidationResult
+from lionwt.records import Owner, Validation
 
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 #: Seconds that a wait may last at most: a day. Whoever wants more repeats the command.
@@ -88,7 +88,7 @@ def _is_name(value: str) -> bool:
     return 0 < len(value) <= 128 and value.isprintable() and value == value.strip() and not set(value) & set("=,")
 
 
-def validation(value: str) -> ValidationResult:
+def validation(value: str) -> Validation:
     """``NAME=pass|fail[,exit=N][,evidence=REF]``."""
     name, separator, rest = value.partition("=")
     verdict, *extras = rest.split(",")
@@ -111,7 +111,7 @@ def validation(value: str) -> ValidationResult:
         raise _usage(f"--validation {value!r}: evidence is a path relative to the artifact root", hint)
     if verdict == "pass" and exit_code not in (None, "0"):
         raise _usage(f"--validation {value!r} passed with exit code {exit_code}", "a check that passes exits with 0")
-    return ValidationResult(
+    return Validation(
         name=name,
         passed=verdict == "pass",
         exit_code=int(exit_code) if exit_code is not None else None,

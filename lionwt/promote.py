@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from lionwt import evidence, landing, locks, names, processes, repository, settle, snapshot, teardown, trash
 from lionwt.checkout import Checkout
 from lionwt.errors import LionwtError, worst
-from lionwt.records import CompletionPolicy, LeaseFile, Outcome, WorkerWorktreeRecord
+from lionwt.records import CompletionPolicy, LeaseFile, Outcome, Record
 from lionwt.session import Run, promotion_lock
 
 
@@ -34,7 +34,7 @@ class Pending:
 class Completion:
     """What became of every candidate that was asked for."""
 
-    records: list[WorkerWorktreeRecord] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
     files: list[LeaseFile] = field(default_factory=list)
     pending: list[Pending] = field(default_factory=list)
     not_ready: list[Pending] = field(default_factory=list)

@@ -17,7 +17,7 @@ from pathlib import Path
 from lionwt import names, promote, session, trash
 from lionwt.errors import LionwtError, worst
 from lionwt.reconcile import Finding, Step, clock_is_wrong, expire, find_orphans
-from lionwt.records import WorkerWorktreeRecord
+from lionwt.records import Record
 from lionwt.session import Run
 
 
@@ -25,7 +25,7 @@ from lionwt.session import Run
 class Reaping:
     """What was torn down, what was found, what waits."""
 
-    records: list[WorkerWorktreeRecord] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     pending: list[promote.Pending] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)

@@ -35,7 +35,7 @@ from lionwt import (
     worktree,
 )
 from lionwt.errors import CODES, LionwtError, worst
-from lionwt.records import CompletionPolicy, Evidence, LeaseFile, Outcome, WorkerWorktreeRecord
+from lionwt.records import CompletionPolicy, Evidence, LeaseFile, Outcome, Record
 from lionwt.session import Run, promotion_lock
 from lionwt.store import make_private_dir, move_file, sync_dir
 from lionwt.sweep import sweep
@@ -70,7 +70,7 @@ _NEEDS_A_PERSON: Final = {"teardown_failed": 5, "needs_resolution": 4, "retained
 class Reconciliation:
     """What was found, done, and left."""
 
-    records: list[WorkerWorktreeRecord] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
     pending: list[promote.Pending] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
@@ -369,8 +369,8 @@ def _retire_rest(run: Run, file: LeaseFile) -> LeaseFile:
                 move_file(made, bundle)
                 sync_dir(target)
                 file = file.noting("commits_saved", "the branch's commits were saved", run.paths.ref(bundle))
-    changes = {"evidence": evidence.model_copy(update={"branch_tip": tip})}
-    return teardown.finish(run, teardown.decide(run, file.model_copy(update=changes), _failed(file)))
+    file = file.having(evidence=evidence.having(branch_tip=tip))
+    return teardown.finish(run, teardown.decide(run, file, _failed(file)))
 
 
 def _freeze_failed(run: Run, file: LeaseFile) -> LeaseFile:
@@ -388,23 +388,21 @@ def retry_teardown(run: Run, file: LeaseFile) -> LeaseFile:
         identity, record = file.identity, file.record
         assert record is not None
         with run.registration():
-            removal = worktree.remove(run.file, file.model_copy(update={"identity": identity}), run.file.base_sha)
+            removal = worktree.remove(run.file, file.having(identity=identity), run.file.base_sha)
         complete = removal.worktree_removed and removal.branch_deleted
-        replaced = record.model_copy(
-            update={
-                "status": "discarded" if complete else "teardown_failed",
-                "teardown_errors": list(removal.errors),
-                "worktree_removed": removal.worktree_removed,
-                "branch_deleted": removal.branch_deleted,
-                "completed_at": time.time(),
-            }
+        replaced = record.having(
+            status="discarded" if complete else "teardown_failed",
+            teardown_errors=list(removal.errors),
+            worktree_removed=removal.worktree_removed,
+            branch_deleted=removal.branch_deleted,
+            completed_at=time.time(),
         )
-        return run.store.write(file.model_copy(update={"record": replaced}))
+        return run.store.write(file.having(record=replaced))
     return teardown.finish(run, file)
 
 
 def expire(run: Run, file: LeaseFile) -> LeaseFile:
     """Tear down a retained worktree whose time has come; what it needed a person for still stands."""
     assert file.outcome is not None
-    outcome = file.outcome.model_copy(update={"status": "needs_resolution"})
+    outcome = file.outcome.having(status="needs_resolution")
     return teardown.finish(run, teardown.decide(run, file, outcome))

@@ -1,9 +1,9 @@
-"""The contracts of ADR-0091, the envelope around them, and the legal transitions.
+"""What lionwt keeps about a run and its leases, and the legal transitions.
 
-The models are the record's own: same names, fields and literals, frozen,
-nothing extra. A lease file is an envelope around them (design section 3); what
-the contracts do not hold (intent, identity, evidence, outcome) lives there, so
-that the contracts stay exactly what the decision says.
+The fields of ADR-0091's contracts (:mod:`lionwt.contracts` holds those, for
+importers), and the envelope around them (design section 3): what the contracts
+do not hold (intent, identity, evidence, outcome) lives there, so that they stay
+exactly what the decision says. Frozen, nothing extra, checked when read.
 
 Times are Unix seconds. Text that came from a path may hold surrogate escapes.
 """
@@ -13,9 +13,9 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+import msgspec
 
 from lionwt.errors import LionwtError
 
@@ -37,42 +37,45 @@ _ARROWS: Final[frozenset[tuple[str, str]]] = frozenset(
     }
 )
 
-#: Validation context for what is read back from disk: clocks are not consulted.
-STORED: Final = {"stored": True}
+
+class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An immutable group of fields with a JSON form."""
+
+    def having(self: R, **changes: Any) -> R:
+        """The same with other values in some fields."""
+        return msgspec.structs.replace(self, **changes)
 
 
-class _Contract(BaseModel):
-    # Validators are built on first use: most commands need few of these models.
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+R = TypeVar("R", bound=Data)
 
 
-class WorkspacePolicy(_Contract):
-    """What a run does with its workers' changes (ADR-0091 D1).
+def read(value: Any, kind: type[R]) -> R:
+    """Plain data (JSON, or a contract's dump) as ``kind``; raises ``ValueError`` naming the field that is wrong."""
+    return msgspec.convert(value, kind, dec_hook=_path)
 
-    ``retention_until`` is an absolute expiry in Unix seconds. Raises
-    ``ValueError`` for retention without an expiry, or with one that is past when
-    the policy is resolved; a stored policy is read back without that look at the
-    clock (``context={"stored": True}``).
-    """
+
+def plain(data: Data) -> dict[str, Any]:
+    """The JSON form: what :func:`read` reads back."""
+    return msgspec.to_builtins(data, enc_hook=os.fspath)  # type: ignore[no-any-return]
+
+
+def _path(kind: type, value: Any) -> Any:
+    if kind is Path and isinstance(value, (str, Path)):
+        return Path(value)
+    raise ValueError("Expected a path")
+
+
+class Policy(Data, frozen=True, kw_only=True):
+    """``WorkspacePolicy`` (ADR-0091 D1); its expiry was checked when it was resolved."""
 
     mode: WorkspaceMode = "shared_host"
     completion: CompletionPolicy = "patch_only"
     retain_worktree_on_resolution: bool = False
     retention_until: float | None = None
 
-    @model_validator(mode="after")
-    def bounded_retention(self, info: ValidationInfo) -> WorkspacePolicy:
-        """Refuse retention without an end."""
-        if self.retain_worktree_on_resolution and self.retention_until is None:
-            raise ValueError("retained worktrees require retention_until")
-        stored = bool(info.context and info.context.get("stored"))
-        if not stored and self.retention_until is not None and self.retention_until <= time.time():
-            raise ValueError("retention_until must be in the future")
-        return self
 
-
-class WorkerWorktreeLease(_Contract):
-    """Who owns which worktree, from which commit (ADR-0091 D2). ``created_at`` in Unix seconds."""
+class Lease(Data, frozen=True, kw_only=True):
+    """``WorkerWorktreeLease`` (ADR-0091 D2)."""
 
     run_id: str
     session_id: str
@@ -88,8 +91,8 @@ class WorkerWorktreeLease(_Contract):
     created_at: float
 
 
-class WorkerPathBinding(_Contract):
-    """The paths and environment a worker gets, and nothing else (ADR-0091 D2)."""
+class Binding(Data, frozen=True, kw_only=True):
+    """``WorkerPathBinding`` (ADR-0091 D2)."""
 
     cwd: Path
     provider_repo: Path
@@ -98,7 +101,7 @@ class WorkerPathBinding(_Contract):
     env: dict[str, str]
 
     @classmethod
-    def of(cls, lease: WorkerWorktreeLease) -> WorkerPathBinding:
+    def of(cls, lease: Lease) -> Binding:
         """The binding of ``lease``, exactly as ADR-0091 D2 spells it."""
         return cls(
             cwd=lease.worktree_path,
@@ -113,13 +116,7 @@ class WorkerPathBinding(_Contract):
         )
 
     def resolve(self, path: str | os.PathLike[str]) -> Path:
-        """Turn a worker's relative path into a real one under its own roots (ADR-0091 D2).
-
-        The path is looked for under the worktree, and under the artifact root
-        when the worktree does not have it but the artifact root does. Raises
-        ``path_escape`` for an absolute path, ``..``, ``.git``, and for a symlink
-        at any level, wherever it points.
-        """
+        """See :meth:`lionwt.WorkerPathBinding.resolve`."""
         text = os.fspath(path)
         parts = Path(text).parts
         if not text or "\0" in text or os.path.isabs(text) or ".." in parts:
@@ -152,8 +149,8 @@ def _escape(text: str, why: str) -> LionwtError:
     )
 
 
-class ValidationResult(_Contract):
-    """One declared check and how it ended (ADR-0091 D3)."""
+class Validation(Data, frozen=True, kw_only=True):
+    """``ValidationResult`` (ADR-0091 D3)."""
 
     name: str
     passed: bool
@@ -161,26 +158,23 @@ class ValidationResult(_Contract):
     evidence_ref: str | None = None
 
 
-class WorkerCandidate(_Contract):
-    """A frozen lease: immutable evidence of what the worker did (ADR-0091 D3).
+class Candidate(Data, frozen=True, kw_only=True):
+    """``WorkerCandidate`` (ADR-0091 D3)."""
 
-    ``patch_ref`` and ``artifact_manifest_ref`` are relative to the run's artifact root.
-    """
-
-    lease: WorkerWorktreeLease
+    lease: Lease
     patch_ref: str
     patch_sha256: str
     files_changed: tuple[str, ...]
     artifact_manifest_ref: str
-    validations: tuple[ValidationResult, ...] = ()
+    validations: tuple[Validation, ...] = ()
     worker_succeeded: bool
     cancelled: bool = False
 
 
-class WorkerWorktreeRecord(_Contract):
-    """The terminal truth of a lease (ADR-0091 D3). Times in Unix seconds."""
+class Record(Data, frozen=True, kw_only=True):
+    """``WorkerWorktreeRecord`` (ADR-0091 D3)."""
 
-    lease: WorkerWorktreeLease
+    lease: Lease
     policy: CompletionPolicy
     status: WorkerTerminalStatus
     patch_ref: str | None
@@ -192,51 +186,7 @@ class WorkerWorktreeRecord(_Contract):
     completed_at: float
 
 
-class RunLike(Protocol):
-    """What the port needs of a run; lionagi's own ``RunDir`` has it."""
-
-    @property
-    def run_id(self) -> str:
-        """The id that branches, paths and environments carry."""
-
-    @property
-    def state_root(self) -> Path:
-        """Where the run's own files lie, leases among them."""
-
-    @property
-    def artifact_root(self) -> Path:
-        """Where workers leave artifacts, and lionwt its evidence."""
-
-
-class WorkerWorkspaceCoordinator(Protocol):
-    """The asynchronous port of ADR-0091 D3. :class:`lionwt.WorktreeCoordinator` implements it."""
-
-    async def allocate(
-        self, *, run: RunLike, session_id: str, worker_id: str, target_branch: str, base_sha: str
-    ) -> WorkerWorktreeLease:
-        """A worktree and branch at ``base_sha``, durably recorded before it is returned."""
-
-    async def mark_running(self, lease: WorkerWorktreeLease) -> WorkerWorktreeLease:
-        """allocated → running, once provider and tools have the lease's paths and no others."""
-
-    async def freeze(
-        self,
-        lease: WorkerWorktreeLease,
-        *,
-        worker_succeeded: bool,
-        cancelled: bool,
-        validations: tuple[ValidationResult, ...],
-    ) -> WorkerCandidate:
-        """running → frozen: the worker is stopped, its change captured as evidence."""
-
-    async def complete(self, candidate: WorkerCandidate, policy: WorkspacePolicy) -> WorkerWorktreeRecord:
-        """frozen → terminal: the patch is kept, or landed, and the lease torn down (D4)."""
-
-    async def reconcile(self, run: RunLike, policy: WorkspacePolicy) -> list[WorkerWorktreeRecord]:
-        """Finish what a dead coordinator began, before anything new is allocated (D5)."""
-
-
-class Owner(_Contract):
+class Owner(Data, frozen=True, kw_only=True):
     """The process that answers for a lease; identified so that a reused pid is not taken for it."""
 
     host: str
@@ -245,7 +195,7 @@ class Owner(_Contract):
     started: float
 
 
-class Identity(_Contract):
+class Identity(Data, frozen=True, kw_only=True):
     """Which directory was leased: never decided by a path alone."""
 
     device: int
@@ -254,7 +204,7 @@ class Identity(_Contract):
     nonce: str
 
 
-class Evidence(_Contract):
+class Evidence(Data, frozen=True, kw_only=True):
     """What a freeze proved: the tree, the candidate commit, and where the worker stood."""
 
     tree: str
@@ -266,7 +216,7 @@ class Evidence(_Contract):
     late_trees: tuple[str, ...] = ()
 
 
-class Landing(_Contract):
+class Landing(Data, frozen=True, kw_only=True):
     """A journalled landing: the target moves from ``expected`` to ``merge`` by compare-and-swap."""
 
     expected: str
@@ -279,7 +229,7 @@ class Landing(_Contract):
     logged: bool | None = None
 
 
-class Intent(_Contract):
+class Intent(Data, frozen=True, kw_only=True):
     """What is about to be done, durable before it is begun."""
 
     kind: Literal["allocate", "promote", "teardown"]
@@ -288,7 +238,7 @@ class Intent(_Contract):
     landing: Landing | None = None
 
 
-class Outcome(_Contract):
+class Outcome(Data, frozen=True, kw_only=True):
     """What was decided about a lease, before anything is removed."""
 
     status: Literal["promoted", "discarded", "needs_resolution", "retained"]
@@ -300,7 +250,7 @@ class Outcome(_Contract):
     empty: bool = False
 
 
-class Diagnostic(_Contract):
+class Diagnostic(Data, frozen=True, kw_only=True):
     """Something a person may want to know; ``ref`` is relative to the artifact root."""
 
     at: float
@@ -309,30 +259,28 @@ class Diagnostic(_Contract):
     ref: str | None = None
 
 
-class Transition(_Contract):
+class Transition(Data, frozen=True, kw_only=True):
     at: float
     state: WorkerLeaseState
     by: str
 
 
-class LeaseFile(_Contract):
+class LeaseFile(Data, frozen=True, kw_only=True, rename={"schema_": "schema"}):
     """One lease as it stands on disk: the source of truth (design section 3)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, populate_by_name=True)
-
-    schema_: str = Field(default=LEASE_SCHEMA, alias="schema")
+    schema_: str = LEASE_SCHEMA
     serial: int = 0
-    lease: WorkerWorktreeLease
-    policy: WorkspacePolicy
+    lease: Lease
+    policy: Policy
     required_validations: tuple[str, ...] = ()
     predecessors: tuple[str, ...] = ()
     owner: Owner | None = None
     identity: Identity | None = None
     intent: Intent | None = None
     evidence: Evidence | None = None
-    candidate: WorkerCandidate | None = None
+    candidate: Candidate | None = None
     outcome: Outcome | None = None
-    record: WorkerWorktreeRecord | None = None
+    record: Record | None = None
     diagnostics: tuple[Diagnostic, ...] = ()
     history: tuple[Transition, ...] = ()
 
@@ -349,17 +297,17 @@ class LeaseFile(_Contract):
                 f"the lease of {self.worker_id!r} is {old}; it cannot become {state}; nothing was changed",
                 hint=f"look at it: lionwt status {self.lease.run_id}",
             )
-        lease = changes.pop("lease", self.lease).model_copy(update={"state": state})
+        lease = changes.pop("lease", self.lease).having(state=state)
         history = (*self.history, Transition(at=time.time(), state=state, by=by))
-        return self.model_copy(update={"lease": lease, "history": history, **changes})
+        return self.having(lease=lease, history=history, **changes)
 
     def noting(self, code: str, message: str, ref: str | None = None) -> LeaseFile:
         """The file with one more diagnostic."""
         note = Diagnostic(at=time.time(), code=code, message=message, ref=ref)
-        return self.model_copy(update={"diagnostics": (*self.diagnostics, note)})
+        return self.having(diagnostics=(*self.diagnostics, note))
 
 
-class Place(_Contract):
+class Place(Data, frozen=True, kw_only=True):
     """A directory by path and by identity."""
 
     path: str
@@ -379,12 +327,10 @@ class Place(_Contract):
             return False
 
 
-class RunFile(_Contract):
+class RunFile(Data, frozen=True, kw_only=True, rename={"schema_": "schema"}):
     """The run as lionwt opened it: pinned once, never changed (design section 3)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, populate_by_name=True)
-
-    schema_: str = Field(default=RUN_SCHEMA, alias="schema")
+    schema_: str = RUN_SCHEMA
     run_id: str
     session_id: str
     artifact_root: str
@@ -395,7 +341,7 @@ class RunFile(_Contract):
     object_format: Literal["sha1", "sha256"]
     target: str
     base_sha: str
-    policy: WorkspacePolicy
+    policy: Policy
     retain_for: float | None = None
     required_validations: tuple[str, ...] = ()
     protected: tuple[str, ...] = ()

@@ -7,28 +7,25 @@ into words. A command in ``next`` can be typed as it stands.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from lionwt.answers import Answer, Line
 from lionwt.errors import LionwtError
+from lionwt.records import Binding, plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pydantic import BaseModel
-
     from lionwt.promote import Completion, Pending
     from lionwt.reap import Reaping
     from lionwt.reconcile import Finding, Reconciliation, Step
-    from lionwt.records import CompletionPolicy, LeaseFile, WorkerWorktreeRecord
+    from lionwt.records import CompletionPolicy, LeaseFile, Record
     from lionwt.session import Run
     from lionwt.status import Standing
 
 
 def of_lease(run: Run, files: Sequence[LeaseFile]) -> Answer:
     """The answer of ``lease``."""
-    from lionwt.records import WorkerPathBinding
-
     pinned = run.file
     leases = [file.lease for file in files]
     return Answer(
@@ -43,11 +40,11 @@ def of_lease(run: Run, files: Sequence[LeaseFile]) -> Answer:
                 "checkout": pinned.checkout.path,
                 "target_branch": _short(pinned.target),
                 "base_sha": pinned.base_sha,
-                "policy": _plain(pinned.policy),
+                "policy": plain(pinned.policy),
                 "required_validations": list(pinned.required_validations),
             },
-            "leases": [_plain(lease) for lease in leases],
-            "bindings": [_plain(WorkerPathBinding.of(lease)) for lease in leases],
+            "leases": [plain(lease) for lease in leases],
+            "bindings": [plain(Binding.of(lease)) for lease in leases],
         },
         lines=[
             Line(
@@ -62,12 +59,10 @@ def of_lease(run: Run, files: Sequence[LeaseFile]) -> Answer:
 
 def of_start(run: Run, file: LeaseFile) -> Answer:
     """The answer of ``start``."""
-    from lionwt.records import WorkerPathBinding
-
-    binding = WorkerPathBinding.of(file.lease)
+    binding = Binding.of(file.lease)
     return Answer(
         "start",
-        payload={"lease": _plain(file.lease), "binding": _plain(binding)},
+        payload={"lease": plain(file.lease), "binding": plain(binding)},
         lines=[
             Line(f"{file.worker_id} is {file.lease.state} in {binding.cwd}", "good"),
             *(Line(f"  {name}={value}") for name, value in binding.env.items()),
@@ -97,10 +92,10 @@ def of_freeze(run: Run, file: LeaseFile) -> Answer:
         exit_code=error.exit_code if error else 0,
         error=error,
         payload={
-            "lease": _plain(file.lease),
-            "candidate": _plain(candidate) if candidate else None,
-            "record": _plain(record) if record else None,
-            "diagnostics": [_plain(note) for note in file.diagnostics],
+            "lease": plain(file.lease),
+            "candidate": plain(candidate) if candidate else None,
+            "record": plain(record) if record else None,
+            "diagnostics": [plain(note) for note in file.diagnostics],
         },
         lines=lines,
         next=[f"lionwt promote {run.argument} {file.worker_id}"] if record is None else error.next if error else [],
@@ -127,7 +122,7 @@ def of_completion(run: Run, asked: CompletionPolicy, done: Completion) -> Answer
         exit_code=exit_code,
         error=errors[0] if errors else None,
         payload={
-            "records": [_plain(record) for record in done.records],
+            "records": [plain(record) for record in done.records],
             "pending": [{"worker_id": entry.worker_id, **entry.error.as_object()} for entry in waiting],
             "outcomes": [
                 {
@@ -180,7 +175,7 @@ def of_reaping(done: Reaping, dry_run: bool) -> Answer:
 def _upkeep(
     run: Run | None,
     command: str,
-    records: Sequence[WorkerWorktreeRecord],
+    records: Sequence[Record],
     pending: Sequence[Pending],
     findings: Sequence[Finding],
     steps: Sequence[Step],
@@ -202,7 +197,7 @@ def _upkeep(
         exit_code=exit_code,
         error=chosen,
         payload={
-            "records": [_plain(record) for record in records],
+            "records": [plain(record) for record in records],
             "pending": [{"worker_id": entry.worker_id, **entry.error.as_object()} for entry in pending],
             "findings": [
                 {"code": finding.code, "message": finding.message, "worker_id": finding.worker_id}
@@ -248,8 +243,8 @@ def of_status(standings: Sequence[Standing], unreadable: Sequence[tuple[str, Lio
                     "age": row.age,
                     "blocked_by": row.blocked_by,
                     "next": row.next,
-                    "lease": _plain(row.file.lease) if row.file else None,
-                    "record": _plain(row.file.record) if row.file and row.file.record else None,
+                    "lease": plain(row.file.lease) if row.file else None,
+                    "record": plain(row.file.record) if row.file and row.file.record else None,
                 }
                 for row in standings
             ],
@@ -327,10 +322,6 @@ def _record_error(run: Run, file: LeaseFile) -> LionwtError:
         f"worker {file.worker_id!r} ended as {record.status}; nothing was landed",
         hint="its patch, if any, is kept as evidence",
     )
-
-
-def _plain(model: BaseModel) -> dict[str, Any]:
-    return model.model_dump(mode="json")
 
 
 def _short(full: str) -> str:

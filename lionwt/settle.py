@@ -45,7 +45,7 @@ def one_landing(run: Run, file: LeaseFile, lock_fd: int) -> LeaseFile:
         return landing.landed(run, file, intended, left)
     if head == intended.expected and _never_moved(run, intended):
         _drop_lock(run, intended)
-        return run.store.write(file.model_copy(update={"intent": None}))
+        return run.store.write(file.having(intent=None))
     _drop_lock(run, intended)
     error = landing.moved(run, intended.expected)
     outcome = Outcome(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ValidationError
-
 from lionwt import worktree
 from lionwt.errors import LionwtError
-from lionwt.records import LeaseFile, WorkerPathBinding
+from lionwt.records import Binding, LeaseFile, plain, read
 from lionwt.session import Run
 
 
@@ -36,18 +34,18 @@ def start(run: Run, worker_id: str, grants: dict[str, Any] | None = None) -> Lea
 
 def _require_binding(file: LeaseFile, grants: dict[str, Any]) -> None:
     try:
-        granted = WorkerPathBinding.model_validate(grants)
-    except ValidationError as error:
+        granted = read(grants, Binding)
+    except ValueError as error:
         raise LionwtError(
             "grants_mismatch",
-            f"the grants of {file.worker_id!r} are not a path binding: {error.errors()[0]['msg']} "
-            f"({'.'.join(map(str, error.errors()[0]['loc']))}); the lease stays {file.lease.state}",
+            f"the grants of {file.worker_id!r} are not a path binding: {error}; the lease stays {file.lease.state}",
             hint="install the binding that lease printed, unchanged",
         ) from error
-    expected = WorkerPathBinding.of(file.lease)
+    expected = Binding.of(file.lease)
     if granted == expected:
         return
-    differing = [name for name in type(expected).model_fields if getattr(granted, name) != getattr(expected, name)]
+    wanted = plain(expected)
+    differing = [name for name, value in plain(granted).items() if value != wanted[name]]
     raise LionwtError(
         "grants_mismatch",
         f"the grants of {file.worker_id!r} differ from its lease in {', '.join(differing)}; "

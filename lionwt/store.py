@@ -20,12 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from lionwt import names
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
-from lionwt.records import LEASE_SCHEMA, RUN_SCHEMA, STORED, LeaseFile, RunFile
+from lionwt.records import LEASE_SCHEMA, RUN_SCHEMA, LeaseFile, RunFile, plain, read
 
 _LARGEST = 256 * 1024 * 1024
 
@@ -204,15 +202,15 @@ class Store:
             raise _ambiguous(path, str(error)) from error
         _check_schema(path, loaded, RUN_SCHEMA)
         try:
-            run = RunFile.model_validate(loaded, context=STORED)
-        except ValidationError as error:
-            raise _ambiguous(path, _first(error)) from error
+            run = read(loaded, RunFile)
+        except ValueError as error:
+            raise _ambiguous(path, str(error)) from error
         if run.run_id != self.paths.run_id or run.artifact_root != str(self.paths.artifact_root):
             raise _ambiguous(path, "it names another run or artifact root")
         return run
 
     def open_run(self, run: RunFile) -> None:
-        replace_json(self.paths.run_file, _dump(run))
+        replace_json(self.paths.run_file, plain(run))
 
     def run(self) -> RunFile:
         """The opened run; raises ``run_unknown``."""
@@ -242,9 +240,9 @@ class Store:
     def _understood(self, path: Path, worker_id: str, loaded: dict[str, Any], run: RunFile) -> LeaseFile:
         _check_schema(path, loaded, LEASE_SCHEMA)
         try:
-            file = LeaseFile.model_validate(loaded, context=STORED)
-        except ValidationError as error:
-            raise _ambiguous(path, _first(error)) from error
+            file = read(loaded, LeaseFile)
+        except ValueError as error:
+            raise _ambiguous(path, str(error)) from error
         lease = file.lease
         # What the ids say must be what the file says: a copied or edited file
         # would otherwise point lionwt at another worker's tree.
@@ -295,8 +293,8 @@ class Store:
 
     def write(self, file: LeaseFile) -> LeaseFile:
         """Replace the lease's file durably, serial one higher; returns what was written."""
-        written = file.model_copy(update={"serial": file.serial + 1})
-        replace_json(self.paths.lease_file(file.worker_id), _dump(written))
+        written = file.having(serial=file.serial + 1)
+        replace_json(self.paths.lease_file(file.worker_id), plain(written))
         return written
 
     def forget(self, worker_id: str) -> None:
@@ -306,13 +304,3 @@ class Store:
         except FileNotFoundError:
             return
         sync_dir(self.paths.workspaces)
-
-
-def _dump(model: LeaseFile | RunFile) -> dict[str, Any]:
-    return model.model_dump(mode="json", by_alias=True)
-
-
-def _first(error: ValidationError) -> str:
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else str(first["msg"])

@@ -14,7 +14,7 @@ import time
 from lionwt import evidence, late, names, processes, repository, worktree
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
-from lionwt.records import Intent, LeaseFile, Outcome, WorkerTerminalStatus, WorkerWorktreeRecord
+from lionwt.records import Intent, LeaseFile, Outcome, Record, WorkerTerminalStatus
 from lionwt.session import Run
 
 
@@ -26,9 +26,7 @@ def end_unstarted(run: Run, file: LeaseFile) -> LeaseFile:
 
 def decide(run: Run, file: LeaseFile, outcome: Outcome) -> LeaseFile:
     """Make an outcome durable, before anything is removed."""
-    written = run.store.write(
-        file.model_copy(update={"outcome": outcome, "intent": Intent(kind="teardown", at=time.time())})
-    )
+    written = run.store.write(file.having(outcome=outcome, intent=Intent(kind="teardown", at=time.time())))
     point("teardown.intended")
     return written
 
@@ -43,10 +41,10 @@ def finish(run: Run, file: LeaseFile) -> LeaseFile:
         retained = _retain(run, file)
         if retained is not None:
             return retained
-        outcome = _outcome(file).model_copy(update={"status": "needs_resolution"})
+        outcome = _outcome(file).having(status="needs_resolution")
         why = "the worktree or branch was gone, or the time of its retention had passed, so nothing was retained"
         file = file.noting("retention_refused", why)
-        file = run.store.write(file.model_copy(update={"outcome": outcome}))
+        file = run.store.write(file.having(outcome=outcome))
     _require_nobody_inside(run, file)
     file, errors = late.save(run, file)
     errors = [*unrecovered, *errors]
@@ -85,7 +83,7 @@ def _retain(run: Run, file: LeaseFile) -> LeaseFile | None:
     if not stands or branch not in repository.find_branches(str(run.common_dir), branch):
         return None
     ending = file.to("terminal", "promote", intent=None)
-    record = WorkerWorktreeRecord(
+    record = Record(
         lease=ending.lease,
         policy=_outcome(file).policy,
         status="retained",
@@ -97,7 +95,7 @@ def _retain(run: Run, file: LeaseFile) -> LeaseFile | None:
         retention_until=file.policy.retention_until,
         completed_at=time.time(),
     )
-    return run.store.write(ending.model_copy(update={"record": record}))
+    return run.store.write(ending.having(record=record))
 
 
 def _recorded(run: Run, file: LeaseFile, removal: worktree.Removal) -> LeaseFile:
@@ -105,10 +103,10 @@ def _recorded(run: Run, file: LeaseFile, removal: worktree.Removal) -> LeaseFile
     complete = removal.worktree_removed and removal.branch_deleted
     status: WorkerTerminalStatus = outcome.status if complete else "teardown_failed"
     if file.lease.state == "terminal":
-        ending = file.model_copy(update={"intent": None})
+        ending = file.having(intent=None)
     else:
         ending = file.to("terminal", "teardown", intent=None)
-    record = WorkerWorktreeRecord(
+    record = Record(
         lease=ending.lease,
         policy=outcome.policy,
         status=status,
@@ -119,7 +117,7 @@ def _recorded(run: Run, file: LeaseFile, removal: worktree.Removal) -> LeaseFile
         branch_deleted=removal.branch_deleted,
         completed_at=time.time(),
     )
-    return ending.model_copy(update={"record": record})
+    return ending.having(record=record)
 
 
 def _outcome(file: LeaseFile) -> Outcome:

@@ -11,9 +11,11 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import lionwt
+from lionwt import records
 from tests.conftest import LIONWT, Repo, World
 
 SOURCE = Path(lionwt.__file__).parent
@@ -23,8 +25,8 @@ PROJECT = Path(__file__).parent.parent
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("__init__", "errors", "faults", "signals", "turn"),
     ("answers", "git", "names", "records", "files"),
-    ("store", "processes", "repository", "mounts"),
-    ("locks", "parsing", "snapshot", "worktree", "history"),
+    ("store", "processes", "repository", "mounts", "contracts"),
+    ("locks", "parsing", "parameters", "snapshot", "worktree", "history"),
     ("capture", "session"),
     ("evidence", "trash", "sweep", "start", "status", "opening"),
     ("checkout", "late", "allocation"),
@@ -42,9 +44,11 @@ FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in name
 
 #: Who may import what from outside, where it is not everybody's.
 ONLY_IN = {
-    "typer": {"cli", "completion"},
+    "typer": {"cli", "completion", "parameters"},
     "rich": {"answers"},
     "filelock": {"locks"},
+    "msgspec": {"records"},
+    "pydantic": {"contracts"},
     "psutil": {"processes"},
     "subprocess": {"git"},
     "asyncio": {"coordinator", "turn"},
@@ -156,6 +160,34 @@ def test_the_version_is_answered_before_typer_is_imported(world: World) -> None:
 def test_help_imports_the_parser_and_nothing_heavy(world: World) -> None:
     """Design 11: rich, filelock, psutil, pydantic only where used."""
     assert imported_by(world, "--help") & (HEAVY - {"subprocess"}) == {"typer"}
+
+
+def test_no_command_imports_pydantic(world: World, repo: Repo) -> None:
+    """Design 11: pydantic is for whoever imports the contracts; every parameter of a command does without it."""
+    opening = ("--repo", str(repo.path), "--target", "work", "--policy", "merge_validated")
+    found = imported_by(world, "lease", "r1", "-w", "w1", *opening)
+    for verb in (["start", "r1", "w1"], ["freeze", "r1", "w1", "--succeeded"], ["promote", "r1"], ["status", "r1"]):
+        found |= imported_by(world, *verb)
+    assert not found & {"pydantic", "pydantic_core", "typer._adapters"}
+
+
+def test_the_contracts_and_what_the_commands_work_on_have_the_same_fields() -> None:
+    """Design 2: the contracts are exactly the ADR's; a lease file holds the same."""
+    pairs = {
+        "WorkspacePolicy": "Policy",
+        "WorkerWorktreeLease": "Lease",
+        "WorkerPathBinding": "Binding",
+        "ValidationResult": "Validation",
+        "WorkerCandidate": "Candidate",
+        "WorkerWorktreeRecord": "Record",
+    }
+    for public, kept in pairs.items():
+        contract, data = getattr(lionwt, public), getattr(records, kept)
+        assert tuple(contract.model_fields) == data.__struct_fields__, public
+        for field in msgspec.structs.fields(data):
+            stated = contract.model_fields[field.name]
+            assert stated.is_required() is field.required, (public, field.name)
+            assert field.required or stated.default == field.default, (public, field.name)
 
 
 def test_a_command_imports_only_what_it_uses(world: World, repo: Repo) -> None:
