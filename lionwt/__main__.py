@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -14,8 +15,8 @@ def main() -> int:
     from lionwt import signals
 
     signals.install()
-    # Looking for pydantic plugins reads the metadata of every installed package.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
+    # A command lives shorter than garbage matters: what it imports must not be searched for any, again and again.
+    gc.set_threshold(100_000, 20, 20)
     try:
         from lionwt.cli import run
 

@@ -8,11 +8,12 @@ failure or a crash leaves half-made can be told from everything else and undone
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from lionwt import names, repository, trash, worktree
 from lionwt.errors import LionwtError, from_os_error
@@ -25,6 +26,10 @@ from lionwt.records import (
 )
 from lionwt.session import Run
 from lionwt.store import make_private_dir
+from lionwt.together import at_once
+
+#: An index beyond this size (bytes; some thousands of files) is worth waiting for.
+_LARGE_INDEX: Final = 256 << 10
 
 
 @dataclass
@@ -77,17 +82,35 @@ def _make_artifact_dir(file: LeaseFile, made: Made) -> None:
 
 def _populate(run: Run, files: list[LeaseFile], identities: list[Identity]) -> None:
     """Fill the worktrees, two at a time: more gain nothing (the disk is the limit)."""
-    with ThreadPoolExecutor(2) as pool:
-        jobs = [
-            pool.submit(worktree.populate, run.file, run.paths, file.worker_id, identity)
+    at_once(
+        [
+            functools.partial(worktree.populate, run.file, run.paths, file.worker_id, identity)
             for file, identity in zip(files, identities, strict=True)
-        ]
-        try:
-            for job in jobs:
-                job.result()
-        finally:
-            for job in jobs:
-                job.cancel()
+        ],
+        most=2,
+    )
+    _let_the_second_pass(run, files, identities)
+
+
+def _let_the_second_pass(run: Run, files: list[LeaseFile], identities: list[Identity]) -> None:
+    """Give large indexes a second of their own, while nobody else writes there yet.
+
+    git takes each file of the index's own second for possibly changed and reads
+    it again, at every look of the worker's and of the freeze.
+    """
+    large = []
+    for file, identity in zip(files, identities, strict=True):
+        index = Path(identity.admin_dir, "index")
+        if index.stat().st_size > _LARGE_INDEX:
+            large += [index, run.paths.saved_index(file.worker_id)]
+    if not large:
+        return
+    newest = max(index.stat().st_mtime_ns for index in large) // 10**9
+    wait = newest + 1 - time.time()
+    if 0 < wait <= 1:
+        time.sleep(wait)
+    for index in large:
+        os.utime(index)
 
 
 def nonce_of(file: LeaseFile) -> str:

@@ -15,29 +15,21 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from lionwt import files, git, names, worktree
 from lionwt.errors import LionwtError
+from lionwt.listing import GITLINK, LIST, Entry, Listing
 from lionwt.records import Identity, LeaseFile, RunFile
+from lionwt.together import meanwhile
+from lionwt.walk import Walk, require_readable_rules, walk_tree
 
-GITLINK: Final = "160000"
-SYMLINK: Final = "120000"
 _LOOKS: Final = 6
 _LARGEST_INDEX: Final = 1 << 30  # bytes
 #: So many paths may fail one by one before the failure counts as git's own.
 _MOST_REFUSED: Final = 64
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One path of an index: mode and object."""
-
-    mode: str
-    oid: str
 
 
 #: What tells one version of a file from another: inode, mode, size, times.
@@ -62,23 +54,12 @@ def changing(root: str | os.PathLike[str]) -> LionwtError:
     )
 
 
-@dataclass
-class Walk:
-    """Everything that lies in a worktree, apart from its own ``.git``."""
-
-    files: set[bytes] = field(default_factory=set)
-    special: dict[bytes, str] = field(default_factory=dict)
-    empty_dirs: list[bytes] = field(default_factory=list)
-    repositories: list[bytes] = field(default_factory=list)
-    unreadable: list[bytes] = field(default_factory=list)
-
-
 @dataclass(frozen=True)
 class Capture:
     """A worktree at one moment: the tree, and what is not in it."""
 
     tree: str
-    entries: dict[bytes, Entry]
+    entries: Listing
     touched: dict[bytes, Signature | None]
     left_out: tuple[bytes, ...]
     special: dict[bytes, str]
@@ -96,11 +77,7 @@ class Capture:
 
 @dataclass(frozen=True)
 class _WorkerIndex:
-    names: frozenset[bytes] = frozenset()
-    gitlinks: dict[bytes, str] = field(default_factory=dict)
-    unmerged: tuple[bytes, ...] = ()
-    flagged: tuple[bytes, ...] = ()
-    skipped: dict[bytes, Entry] = field(default_factory=dict)
+    listing: Listing = field(default_factory=Listing)
     broken: str | None = None
 
 
@@ -111,7 +88,9 @@ class Capturer:
         self.root = file.lease.worktree_path
         self.run = run
         self.index = scratch / "index"
-        self.git = git.private(paths.git_dir, run.common_dir.path, work_tree=self.root, index=self.index)
+        private = git.private(paths.git_dir, run.common_dir.path, work_tree=self.root, index=self.index)
+        # Objects are made durable; the index is gone when the freeze is over.
+        self.git = private.with_flags("-c", "core.fsync=all,-index")
         # The worker's index, read as a file: neither its HEAD nor any configuration of its has a say.
         self.admin = Path(identity.admin_dir)
         self.worker_git = self.git.with_env(GIT_INDEX_FILE=self.admin / "index")
@@ -124,33 +103,38 @@ class Capturer:
             self.git.run("read-tree", self.run.base_sha, timeout=git.CONTENT)
         touched: dict[bytes, None] = {}
         for _ in range(_LOOKS):
-            walk = walk_tree(self.root)
-            require_readable_rules(self.root, walk)
-            theirs = self._worker_index()
-            looked = self._look(theirs)
-            absent = {name: entry for name, entry in theirs.skipped.items() if not self._lies_there(name)}
-            entries = self._corrected(theirs, absent)
-            forced = [name for name in theirs.names - entries.keys() - looked.keys() if self._is_file(name)]
+            stamp = self._worker_stamp()
+            with meanwhile(self._worker_index) as later:
+                walk = walk_tree(self.root)
+                require_readable_rules(self.root, walk)
+                theirs = later()
+            looked, others, entries = self._look(walk, theirs.listing)
+            skipped = theirs.listing.skipped
+            absent = {name: entry for name, entry in skipped.items() if not self._lies_there(name)}
+            entries = self._with_absent(entries, absent)
+            forced = [name for name in theirs.listing.missing_from(entries) - looked.keys() if self._is_file(name)]
             if forced:
                 looked.update((name, self._signature(name)) for name in forced)
                 self._update(sorted(forced))
                 entries = self._entries()
             touched.update(dict.fromkeys(looked))
-            tree = self.git.oid("write-tree", timeout=git.CONTENT)
-            seen = {name: self._signature(name) for name in touched}
-            dirty, others = self._dirty_and_others()
-            nested = {name.rstrip(b"/") for name in others if name.endswith(b"/")}
-            left = {*dirty, *(name for name in others if not name.endswith(b"/"))} - absent.keys()
+            with meanwhile(self._dirty) as second_look:
+                tree = self.git.oid("write-tree", timeout=git.CONTENT)
+                seen = {name: self._signature(name) for name in touched}
+                dirty = second_look()
+            left = {*dirty, *(name for name in others if name not in entries and not name.endswith(b"/"))}
+            left -= absent.keys()
             # What git was given and still does not hold, though it has not changed, it does not take.
             stuck = {name for name in left if name in looked and looked[name] == self._signature(name)}
-            if left == stuck and self._worker_index() == theirs:
+            if left == stuck and walk.is_current() and self._worker_stamp() == stamp:
+                nested = {name.rstrip(b"/") for name in others if name.endswith(b"/")}
                 return self._result(tree, entries, seen, walk, theirs, nested, stuck, absent)
         raise changing(self.root)
 
     def _result(
         self,
         tree: str,
-        entries: dict[bytes, Entry],
+        entries: Listing,
         touched: dict[bytes, Signature | None],
         walk: Walk,
         theirs: _WorkerIndex,
@@ -158,7 +142,7 @@ class Capturer:
         stuck: set[bytes],
         absent: Iterable[bytes],
     ) -> Capture:
-        gitlinks = {name for name, entry in entries.items() if entry.mode == GITLINK}
+        gitlinks = set(entries.gitlinks)
         foreign = [name for name in walk.repositories if name not in gitlinks]
         # A repository below an ignored directory is ignored like the rest of it;
         # any other would take content out of the tree without a trace.
@@ -168,7 +152,7 @@ class Capturer:
         # Files where a submodule belongs: git looks away, and so must nobody else.
         shadowed = [name for name in walk.files if bare_links and name.startswith(bare_links)]
         unreadable = {name for name in stuck if not self._is_readable(name)}
-        left_out = [name for name in walk.files if name not in entries and name not in stuck]
+        left_out = list(entries.beyond(walk.files) - stuck)
         left_out += [name + b"/" for name in foreign if name not in repositories]
         return Capture(
             tree=tree,
@@ -183,8 +167,8 @@ class Capturer:
             unreadable=tuple(sorted(unreadable.union(walk.unreadable))),
             refused=tuple(sorted(stuck - unreadable)),
             sparse=tuple(sorted(absent)),
-            unmerged=theirs.unmerged,
-            flagged=theirs.flagged,
+            unmerged=theirs.listing.unmerged,
+            flagged=theirs.listing.flagged,
             index_broken=theirs.broken,
         )
 
@@ -197,41 +181,56 @@ class Capturer:
             return True
         return hashlib.new(self.run.object_format, body, usedforsecurity=False).digest() == checksum
 
-    def _look(self, theirs: _WorkerIndex) -> dict[bytes, Signature | None]:
-        """Bring the index up to the worktree; returns the paths that were looked at, as they were then."""
+    def _look(self, walk: Walk, theirs: Listing) -> tuple[dict[bytes, Signature | None], list[bytes], Listing]:
+        """Bring the index up to the worktree.
+
+        Returns the paths that were looked at as they were then, those that git
+        calls untracked (a repository ends with a slash), and what the index holds.
+        """
         if theirs.gitlinks:
             self._allowed |= theirs.gitlinks.keys() & self._named_submodules()
-        dirty, others = self._dirty_and_others()
-        found = [*dirty, *(name for name in others if not name.endswith(b"/"))]
+        found = self._dirty()
         looked = {name: self._signature(name) for name in found}
         self._update(found)
-        if theirs.gitlinks:
-            looked.update({name: self._signature(name) for name in self._take_unpopulated(theirs.gitlinks)})
-        return looked
+        entries = self._without_removed_links(self._entries(), theirs)
+        others: list[bytes] = []
+        if entries.beyond(walk.files) or any(name not in entries.gitlinks for name in walk.repositories):
+            # Asked after the walk: what lay there and is not named now is ignored, not new.
+            others = self._others()
+            plain = [name for name in others if not name.endswith(b"/")]
+            looked.update({name: self._signature(name) for name in plain})
+            self._update(plain)
+            entries = self._entries()
+        if taken := self._take_unpopulated(theirs.gitlinks, entries):
+            looked.update({name: self._signature(name) for name in taken})
+            entries = self._entries()
+        return looked, others, entries
 
-    def _corrected(self, theirs: _WorkerIndex, absent: dict[bytes, Entry]) -> dict[bytes, Entry]:
-        """The index's entries, after two things that the disk alone does not tell.
+    def _without_removed_links(self, entries: Listing, theirs: Listing) -> Listing:
+        """A submodule that the worker took out of its index is gone, also where other files lie in its place."""
+        if not theirs:  # an index that was lost says nothing
+            return entries
+        removed = [name for name in entries.gitlinks if name not in theirs and not self._lies_there(name + b"/.git")]
+        if not removed:
+            return entries
+        self._drop(removed)
+        return self._entries()
 
-        A path that the worker's sparse definition took off the disk is as its index has
-        it, not deleted. A submodule that the worker took out of its index is gone, also
-        where other files lie in its place.
-        """
-        entries = self._entries()
+    def _with_absent(self, entries: Listing, absent: dict[bytes, Entry]) -> Listing:
+        """A path that the worker's sparse definition took off the disk is as its index has it, not deleted."""
         lines = [
             f"{entry.mode} {entry.oid}\t".encode() + name + b"\0"
             for name, entry in absent.items()
             if entries.get(name) != entry
         ]
-        if theirs.names:  # an index that was lost says nothing
-            lines += [
-                f"0 {self._zero}\t".encode() + name + b"\0"
-                for name, entry in entries.items()
-                if entry.mode == GITLINK and name not in theirs.names and not self._lies_there(name + b"/.git")
-            ]
         if not lines:
             return entries
         self.git.run("update-index", "-z", "--replace", "--index-info", stdin=b"".join(lines), timeout=git.CONTENT)
         return self._entries()
+
+    def _drop(self, gone: list[bytes]) -> None:
+        lines = b"".join(f"0 {self._zero}\t".encode() + name + b"\0" for name in gone)
+        self.git.run("update-index", "-z", "--index-info", stdin=lines, timeout=git.CONTENT)
 
     @property
     def _zero(self) -> str:
@@ -247,9 +246,8 @@ class Capturer:
         path = os.path.join(os.fsencode(self.root), name)
         return os.path.islink(path) or os.access(path, os.R_OK)
 
-    def _take_unpopulated(self, gitlinks: dict[bytes, str]) -> list[bytes]:
+    def _take_unpopulated(self, gitlinks: dict[bytes, str], held: Listing) -> list[bytes]:
         """Take submodules without a checkout from the worker's index: nothing on disk could tell their commit."""
-        held = self._entries()
         root = os.fsencode(self.root)
         wanted = []
         for name, oid in gitlinks.items():
@@ -276,35 +274,29 @@ class Capturer:
         )
         return frozenset(row.partition(b"\n")[2] for row in git.records(listed.out))
 
-    def _dirty_and_others(self) -> tuple[list[bytes], list[bytes]]:
-        # diff-files names every path whose stat differs, also one that a
-        # conversion makes equal again: its raw content may still be the work.
-        def dirty() -> list[bytes]:
-            listed = self.git.run(
-                "diff-files", "-z", "--raw", "--ignore-submodules=dirty", "--no-ext-diff", timeout=git.CONTENT
-            )
-            rows = git.records(listed.out)
-            metas, found = rows[::2], rows[1::2]
-            links = [name for meta, name in zip(metas, found, strict=True) if meta.startswith(b":160000")]
-            self._allowed = self._allowed.union(links)
-            return found
+    def _dirty(self) -> list[bytes]:
+        """Every path whose stat differs, also one that a conversion makes equal again: its raw content may be work."""
+        listed = self.git.run(
+            "diff-files", "-z", "--raw", "--ignore-submodules=dirty", "--no-ext-diff", timeout=git.CONTENT
+        )
+        rows = git.records(listed.out)
+        metas, found = rows[::2], rows[1::2]
+        links = [name for meta, name in zip(metas, found, strict=True) if meta.startswith(b":160000")]
+        self._allowed = self._allowed.union(links)
+        return found
 
-        def others() -> list[bytes]:
-            return git.records(
-                self.git.run("ls-files", "-z", "-o", "--exclude-per-directory=.gitignore", timeout=git.CONTENT).out
-            )
-
-        with ThreadPoolExecutor(2) as pool:
-            first, second = pool.submit(dirty), pool.submit(others)
-            return first.result(), second.result()
+    def _others(self) -> list[bytes]:
+        """What git calls untracked, by the worktree's own rules alone; a repository ends with a slash."""
+        return git.records(
+            self.git.run("ls-files", "-z", "-o", "--exclude-per-directory=.gitignore", timeout=git.CONTENT).out
+        )
 
     def _update(self, found: list[bytes]) -> None:
         parents: dict[bytes, bool] = {}
         present = [name for name in found if self._is_file(name, parents)]
         gone = sorted(set(found) - set(present))
         if gone:
-            lines = b"".join(f"0 {self._zero}\t".encode() + name + b"\0" for name in gone)
-            self.git.run("update-index", "-z", "--index-info", stdin=lines, timeout=git.CONTENT)
+            self._drop(gone)
         self._add([name for name in present if self._is_readable(name)])
 
     def _add(self, found: list[bytes]) -> None:
@@ -355,14 +347,16 @@ class Capturer:
             )
         return known[directory]
 
-    def _entries(self) -> dict[bytes, Entry]:
-        listed = self.git.run("ls-files", "-z", "-s", timeout=git.CONTENT).out
-        entries = {}
-        for row in git.records(listed):
-            meta, _, name = row.partition(b"\t")
-            mode, oid, _ = meta.decode("ascii").split(" ")
-            entries[name] = Entry(mode, oid)
-        return entries
+    def _entries(self) -> Listing:
+        return Listing(self.git.run(*LIST, timeout=git.CONTENT).out, self.run.object_format)
+
+    def _worker_stamp(self) -> tuple[int, ...] | None:
+        """What tells one state of the worker's index file from another; None where there is none."""
+        try:
+            seen = os.lstat(self.admin / "index")
+        except OSError:
+            return None
+        return seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
 
     def _worker_index(self) -> _WorkerIndex:
         if not self.admin.exists():
@@ -375,27 +369,10 @@ class Capturer:
                 return _WorkerIndex(broken=f"{index} is torn")
         except OSError as error:
             return _WorkerIndex(broken=f"{index}: {error.strerror}")
-        listed = self.worker_git.run("ls-files", "-z", "-s", "-v", ok=(0, 128), timeout=git.CONTENT)
+        listed = self.worker_git.run(*LIST, ok=(0, 128), timeout=git.CONTENT)
         if listed.code:
             return _WorkerIndex(broken=git.text(listed.err).strip())
-        found: set[bytes] = set()
-        gitlinks: dict[bytes, str] = {}
-        unmerged: dict[bytes, None] = {}
-        flagged: list[bytes] = []
-        skipped: dict[bytes, Entry] = {}
-        for row in git.records(listed.out):
-            meta, _, name = row.partition(b"\t")
-            tag, mode, oid, stage = meta.split(b" ")
-            found.add(name)
-            if mode == GITLINK.encode():
-                gitlinks[name] = oid.decode("ascii")
-            if stage != b"0":
-                unmerged[name] = None
-            elif tag not in (b"H", b"M"):
-                flagged.append(name)
-                if tag in (b"S", b"s"):
-                    skipped[name] = Entry(mode.decode("ascii"), oid.decode("ascii"))
-        return _WorkerIndex(frozenset(found), gitlinks, tuple(unmerged), tuple(flagged), skipped)
+        return _WorkerIndex(Listing(listed.out, self.run.object_format))
 
 
 def _is_empty_dir(path: bytes) -> bool:
@@ -410,57 +387,3 @@ def _parents(name: bytes) -> list[bytes]:
     while name := os.path.dirname(name):
         found.append(name)
     return found
-
-
-def walk_tree(root: Path) -> Walk:
-    """Name everything that lies under ``root``; repositories inside are named, not entered."""
-    walk = Walk()
-    top = os.fsencode(root)
-    pending = [b""]
-    while pending:
-        directory = pending.pop()
-        try:
-            with os.scandir(os.path.join(top, directory)) as listing:
-                entries = list(listing)
-        except OSError:
-            walk.unreadable.append(directory)
-            continue
-        # In whatever spelling, where the file system takes it for .git.
-        dot_git = any(entry.name.lower() == b".git" for entry in entries)
-        if directory and dot_git and os.path.lexists(os.path.join(top, directory, b".git")):
-            walk.repositories.append(directory)
-            continue
-        if directory and not entries:
-            walk.empty_dirs.append(directory)
-        for entry in entries:
-            name = os.path.join(directory, entry.name)
-            if not directory and entry.name == b".git":
-                if entry.is_dir(follow_symlinks=False):
-                    walk.repositories.append(b"")
-            elif entry.is_dir(follow_symlinks=False):
-                pending.append(name)
-            elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
-                walk.files.add(name)
-            else:
-                walk.special[name] = _kind(entry)
-    return walk
-
-
-def require_readable_rules(root: Path, walk: Walk) -> None:
-    """Raise ``patch_missing`` for a FIFO where git reads its rules: git would wait for it for ever."""
-    for name, kind in walk.special.items():
-        if name.rpartition(b"/")[2].lower() in (b".gitignore", b".gitattributes", b".gitmodules"):
-            raise LionwtError(
-                "patch_missing",
-                f"{git.text(name)} is a {kind}, from which git would read its rules; "
-                "the lease and the worktree are as they were",
-                hint=f"remove it, then freeze again: rm {root / git.text(name)}",
-            )
-
-
-def _kind(entry: os.DirEntry[bytes]) -> str:
-    mode = entry.stat(follow_symlinks=False).st_mode
-    for test, kind in ((stat.S_ISFIFO, "fifo"), (stat.S_ISSOCK, "socket"), (stat.S_ISBLK, "block device")):
-        if test(mode):
-            return kind
-    return "character device"

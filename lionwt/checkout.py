@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Final
 
 from lionwt import evidence, git, history, names, store, worktree
-from lionwt.capture import GITLINK, SYMLINK, Entry
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.evidence import Change
+from lionwt.listing import GITLINK, SYMLINK, Entry
 from lionwt.records import LeaseFile
 from lionwt.session import Run
 from lionwt.store import sync_dir

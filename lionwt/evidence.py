@@ -14,26 +14,21 @@ import hashlib
 import io
 import os
 import stat
-import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from lionwt import files, git, history, names, repository, store, worktree
-from lionwt.capture import (
-    GITLINK,
-    SYMLINK,
-    Capture,
-    Entry,
-    changing,
-    require_readable_rules,
-    signature,
-    walk_tree,
-)
+from lionwt import files, git, history, names, repository, store
+from lionwt.capture import Capture, changing, signature
 from lionwt.errors import LionwtError, from_os_error
+from lionwt.listing import GITLINK, SYMLINK, Entry
 from lionwt.records import LeaseFile, RunFile
+from lionwt.walk import require_readable_rules, walk_tree
+
+if TYPE_CHECKING:
+    import tarfile
 
 MANIFEST_SCHEMA: Final = "lionwt/manifest@1"
 LATE_SCHEMA: Final = "lionwt/late@1"
@@ -110,11 +105,12 @@ def sha256_of(path: Path, limit: int | None = None) -> tuple[str, int]:
 
 
 def prove(private: git.Git, base: str, base_index: Path, patch: Path, size: int, tree: str) -> None:
-    """Raise ``patch_missing`` unless the patch turns the base into exactly ``tree``."""
-    proof = private.with_env(GIT_INDEX_FILE=base_index.parent / "proof")
-    if base_index.exists():
-        worktree.copy_index(base_index, base_index.parent / "proof")
-    else:
+    """Raise ``patch_missing`` unless the patch turns the base into exactly ``tree``.
+
+    ``base_index`` is an index of the base, to be used up; it is made where there is none.
+    """
+    proof = private.with_env(GIT_INDEX_FILE=base_index).with_flags("-c", "core.fsync=all,-index")
+    if not base_index.exists():
         proof.run("read-tree", base, timeout=git.CONTENT)
     try:
         if size:
@@ -180,6 +176,8 @@ class Saver:
     def add(self, name: bytes) -> bool:
         """Keep one path (a directory with everything below it), links as links; False when it cannot be read."""
         if self._tar is None:
+            import tarfile
+
             self._raw = open(self.target, "wb", opener=_private_file)
             self._tar = tarfile.open(fileobj=self._raw, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8")
         path = os.path.join(self.root, name)

@@ -318,12 +318,12 @@ def _candidate_commit(
     run: Run, file: LeaseFile, tree: str, past: history.History, keep_line: bool, changed: bool
 ) -> str:
     """The commit to land: the worker's own line where it is one, else one commit on the base."""
-    private = run.private()
-    parent = past.head if keep_line and past.head else run.file.base_sha
-    if private.oid("rev-parse", "--verify", f"{parent}^{{tree}}") == tree:
+    base = run.file.base_sha
+    parent = past.head if keep_line and past.head else base
+    if parent != base and run.private().oid("rev-parse", "--verify", f"{parent}^{{tree}}") == tree:
         return parent
     if not changed:
-        return run.file.base_sha
+        return base
     message = (
         f"{file.worker_id}: change set of run {run.file.run_id}\n\n"
         f"Lionwt-Run: {run.file.run_id}\nLionwt-Worker: {file.worker_id}\n"

@@ -22,7 +22,6 @@ import os
 import re
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO, Final, Union
@@ -147,7 +146,7 @@ class Git:
         source: int | IO[bytes] = subprocess.DEVNULL
         if stdin is not None:
             source = subprocess.PIPE if isinstance(stdin, bytes) else stdin
-        with tempfile.TemporaryFile() as errors:
+        with _unnamed_file() as errors:
             try:
                 child = subprocess.Popen(
                     command,
@@ -193,6 +192,15 @@ class Git:
         if not _OID.fullmatch(out):
             raise LionwtError("git_failed", f"git {_verb(arguments)} printed no object id: {out[:80]!r}")
         return out.decode("ascii")
+
+
+def _unnamed_file() -> IO[bytes]:
+    """A file that nobody else sees: a filter's leftover child may hold it open, and nobody waits for that."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("git-stderr"), "w+b")
+    import tempfile
+
+    return tempfile.TemporaryFile()
 
 
 def text(raw: bytes) -> str:

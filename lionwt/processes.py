@@ -11,19 +11,19 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
-
-import psutil
+from typing import TYPE_CHECKING, Final
 
 from lionwt.errors import LionwtError
 from lionwt.names import RunPaths
 from lionwt.records import Owner
+
+if TYPE_CHECKING:
+    import psutil
 
 #: Seconds a worker gets to stop by itself.
 DEFAULT_STOP_AFTER: Final = 10.0
@@ -40,18 +40,72 @@ class Worker:
     name: str
 
 
+#: On Linux the kernel's own files are asked first, and psutil only about what they point to.
+_LINUX: Final = sys.platform.startswith("linux")
+
+
 def _mine() -> set[int]:
+    """lionwt and its ancestors."""
     exempt = {os.getpid()}
-    with contextlib.suppress(psutil.Error):
-        exempt.update(parent.pid for parent in psutil.Process().parents())
+    pid = os.getppid()
+    while pid and pid not in exempt:
+        exempt.add(pid)
+        pid = _parent(pid)
     return exempt
 
 
-def _living() -> Iterator[psutil.Process]:
+def _parent(pid: int) -> int:
+    if _LINUX:
+        with contextlib.suppress(OSError):
+            return int(_stat(pid)[1])
+        return 0
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return int(psutil.Process(pid).ppid())
+    return 0
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of a process after its name: state, parent, ... (proc(5)); raises ``OSError``."""
+    content = Path(f"/proc/{pid}/stat").read_bytes()
+    # The second field is the name, in parentheses, and may hold anything.
+    return content.rpartition(b")")[2].split()
+
+
+def _living(seems: Callable[[int], bool]) -> Iterator[psutil.Process]:
+    """Every other living process; on Linux those for whose pid ``seems`` holds."""
     exempt = _mine()
-    for process in psutil.process_iter():
-        if process.pid not in exempt:
-            yield process
+    if _LINUX:
+        pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+        found = [pid for pid in pids if pid not in exempt and _holds(seems, pid)]
+        if not found:
+            return
+    import psutil
+
+    for pid in found if _LINUX else psutil.pids():
+        if pid not in exempt:
+            with contextlib.suppress(psutil.Error):
+                yield psutil.Process(pid)
+
+
+def _holds(seems: Callable[[int], bool], pid: int) -> bool:
+    try:
+        return seems(pid)
+    except OSError:
+        return False
+
+
+def _carries(mark: str) -> Callable[[int], bool]:
+    sought = os.fsencode(mark)
+    return lambda pid: sought in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def _unreadable() -> tuple[type[BaseException], ...]:
+    """What a look at a process that ends, or is somebody else's, raises."""
+    import psutil
+
+    return psutil.Error, OSError
 
 
 def _belongs(process: psutil.Process, run: RunPaths, worker_id: str) -> bool:
@@ -73,46 +127,54 @@ def _is_of_run(environ: Mapping[str, str], run: RunPaths) -> bool:
 
 
 def _runs(process: psutil.Process) -> bool:
-    return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return bool(process.status() != "zombie")
 
 
-def _started(process: psutil.Process) -> float:
-    """When a process started, so that with its pid it is named for good.
+def _started(pid: int) -> float:
+    """When a process started, so that with its pid it is named for good; raises ``OSError``.
 
     On Linux in ticks since the boot: psutil adds the time of the boot, which
     moves whenever the clock is set, and then nobody would be alive any more.
     """
-    if not sys.platform.startswith("linux"):
-        return float(process.create_time())
+    if _LINUX:
+        return float(_stat(pid)[19])
+    import psutil
+
     try:
-        content = Path(f"/proc/{process.pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError) as error:
-        raise psutil.NoSuchProcess(process.pid) from error
-    except PermissionError as error:
-        raise psutil.AccessDenied(process.pid) from error
-    # Field 22; the second is the name, in parentheses, and may hold anything.
-    return float(content.rpartition(b")")[2].split()[19])
+        return float(psutil.Process(pid).create_time())
+    except psutil.NoSuchProcess as error:
+        raise ProcessLookupError from error
+    except psutil.Error as error:
+        raise PermissionError from error
+
+
+def _is_zombie(pid: int) -> bool:
+    if _LINUX:
+        return _stat(pid)[0] == b"Z"
+    import psutil
+
+    return not _runs(psutil.Process(pid))
 
 
 def workers(run: RunPaths, worker_id: str) -> list[Worker]:
     """The living processes that carry both ids."""
     found = []
-    for process in _living():
-        with contextlib.suppress(psutil.Error, OSError):
+    for process in _living(_carries(f"LIONAGI_WORKER_ID={worker_id}")):
+        with contextlib.suppress(*_unreadable()):
             if _belongs(process, run, worker_id):
-                found.append(Worker(process.pid, _started(process), process.name()))
+                found.append(Worker(process.pid, _started(process.pid), process.name()))
     return found
 
 
 def of_run(run: RunPaths) -> dict[str, list[Worker]]:
     """The living processes of a run's workers, by worker id, from one look at the machine."""
     found: dict[str, list[Worker]] = {}
-    for process in _living():
-        with contextlib.suppress(psutil.Error, OSError):
+    for process in _living(_carries(f"LIONAGI_RUN_ID={run.run_id}")):
+        with contextlib.suppress(*_unreadable()):
             environ = process.environ()
             worker_id = environ.get("LIONAGI_WORKER_ID")
             if worker_id and _is_of_run(environ, run) and _runs(process):
-                found.setdefault(worker_id, []).append(Worker(process.pid, _started(process), process.name()))
+                found.setdefault(worker_id, []).append(Worker(process.pid, _started(process.pid), process.name()))
     return found
 
 
@@ -120,11 +182,11 @@ def standing_in(path: Path) -> list[Worker]:
     """The living processes whose current directory is in ``path``."""
     prefix = str(path)
     found = []
-    for process in _living():
-        with contextlib.suppress(psutil.Error, OSError):
+    for process in _living(lambda pid: os.readlink(f"/proc/{pid}/cwd").startswith(prefix)):
+        with contextlib.suppress(*_unreadable()):
             cwd = process.cwd()
             if cwd == prefix or cwd.startswith(prefix + "/"):
-                found.append(Worker(process.pid, _started(process), process.name()))
+                found.append(Worker(process.pid, _started(process.pid), process.name()))
     return found
 
 
@@ -164,23 +226,26 @@ def _kill(run: RunPaths, worker_id: str) -> None:
 
 def _signal(worker: Worker, run: RunPaths, worker_id: str, number: signal.Signals) -> None:
     """Signal exactly that process: never one that has got its pid since."""
+    import psutil
+
     try:
         handle = os.pidfd_open(worker.pid)
     except OSError:
         return
     except AttributeError:  # not on Linux
-        with contextlib.suppress(psutil.Error, OSError):
-            process = psutil.Process(worker.pid)
-            if _started(process) == worker.started and _belongs(process, run, worker_id):
-                process.send_signal(number)
-        return
+        handle = -1
     try:
-        with contextlib.suppress(psutil.Error, OSError):
+        with contextlib.suppress(*_unreadable()):
             process = psutil.Process(worker.pid)
-            if _started(process) == worker.started and _belongs(process, run, worker_id):
+            if _started(worker.pid) != worker.started or not _belongs(process, run, worker_id):
+                return
+            if handle < 0:
+                process.send_signal(number)
+            else:
                 signal.pidfd_send_signal(handle, number)
     finally:
-        os.close(handle)
+        if handle >= 0:
+            os.close(handle)
 
 
 def alive(worker_id: str, found: list[Worker], doing: str, left: str = "nothing was changed") -> LionwtError:
@@ -206,28 +271,29 @@ def boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
+        import psutil
+
         return str(int(psutil.boot_time()))
 
 
 def owner(pid: int) -> Owner:
     """Identify the process that answers for a lease; raises ``usage`` when there is none."""
     try:
-        started = _started(psutil.Process(pid))
-    except psutil.Error as error:
+        started = _started(pid)
+    except OSError as error:
         raise LionwtError("usage", f"--owner-pid {pid}: there is no such process; nothing was made") from error
-    return Owner(host=socket.gethostname(), boot=boot_id(), pid=pid, started=started)
+    return Owner(host=os.uname().nodename, boot=boot_id(), pid=pid, started=started)
 
 
 def owner_alive(owner: Owner) -> bool:
     """Whether the owner still lives; on another host nobody can tell, so it counts as alive."""
-    if owner.host != socket.gethostname():
+    if owner.host != os.uname().nodename:
         return True
     if owner.boot != boot_id():
         return False
     try:
-        process = psutil.Process(owner.pid)
-        return bool(_started(process) == owner.started) and _runs(process)
-    except psutil.NoSuchProcess:
+        return _started(owner.pid) == owner.started and not _is_zombie(owner.pid)
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    except psutil.Error:
+    except OSError:
         return True

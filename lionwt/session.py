@@ -10,7 +10,6 @@ import contextlib
 import os
 import shlex
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +85,8 @@ class Run:
         for leftover in where.glob(f"{name}~????????"):
             if leftover.is_dir() and not leftover.is_symlink():
                 shutil.rmtree(leftover, ignore_errors=True)
-        path = Path(tempfile.mkdtemp(prefix=f"{name}~", dir=where))
+        path = where / f"{name}~{os.urandom(4).hex()}"
+        path.mkdir(0o700)
         try:
             yield path
         finally:

@@ -23,9 +23,9 @@ PROJECT = Path(__file__).parent.parent
 
 #: From the ground up; a module imports only from the floors below its own.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("__init__", "errors", "faults", "signals", "turn"),
+    ("__init__", "errors", "faults", "signals", "together", "turn"),
     ("answers", "git", "names", "records", "files"),
-    ("store", "processes", "repository", "mounts", "contracts"),
+    ("store", "processes", "repository", "mounts", "contracts", "listing", "walk"),
     ("locks", "parsing", "parameters", "snapshot", "worktree", "history"),
     ("capture", "session"),
     ("evidence", "trash", "sweep", "start", "status", "opening"),
