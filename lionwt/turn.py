@@ -43,7 +43,7 @@ import enum
 import logging
 import sys
 import weakref
-from asyncio import CancelledError, Future, Task, current_task
+from asyncio import CancelledError, Future, Task, current_task, get_running_loop
 from collections import deque
 from collections.abc import (
     AsyncGenerator,
@@ -55,7 +55,7 @@ from collections.abc import (
     Iterable,
     Sequence,
 )
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from inspect import isasyncgen, isawaitable
 from time import monotonic
@@ -195,6 +195,10 @@ class _Lazy:
             elif name in ("signal_tasks", "nested_tasks"):
                 value = set()
                 self._has_tasks = True
+            elif name == "provider_blocks":
+                value = ()
+            elif name == "control":
+                value = None
             else:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             setattr(self, name, value)
@@ -404,24 +408,38 @@ _Binding = _Turn | _Inside
 _Chain = tuple[_Binding, ...]
 _bindings: ContextVar[_Chain] = ContextVar("lionwt_turns", default=())
 
-_new = object.__new__
+
+class _Context(TurnExecutionContext):
+    """A context that the driver fills in by hand: the generated constructor takes three times as long."""
+
+    __slots__ = ()
+    __init__ = object.__init__
+
+
+class _Scope(TurnScope):
+    """The same for the scope of a top-level entry."""
+
+    __slots__ = ()
+    __init__ = object.__init__
+    owns_lifecycle = True
+
+
+for _made in (_Context, _Scope):
+    _made.__name__ = _made.__mro__[1].__name__
+    _made.__qualname__ = _made.__mro__[1].__qualname__
 _set_context = TurnScope.__dict__["context"].__set__
-_set_owns = TurnScope.__dict__["owns_lifecycle"].__set__
 
 
 def _begin(turn: _Turn, state: TurnState, owner: Task[Any]) -> TurnExecutionContext:
     """Fill in a turn that begins. By hand: generated constructors take three times as long."""
-    context = _new(TurnExecutionContext)
+    context: TurnExecutionContext = _Context()
     context.model = None
     context.owner_task = owner
     context.phase = "active"
-    context.provider_blocks = ()
     context.provider_report = None
-    context.control = None
     context._has_tasks = False
-    scope = _new(TurnScope)
+    scope: TurnScope = _Scope()
     _set_context(scope, context)
-    _set_owns(scope, True)
     turn.state = state
     turn.scope = scope
     turn.nested = None
@@ -498,6 +516,12 @@ def _task_if_any() -> Task[Any] | None:
         return None
 
 
+# Before CPython 3.12 current_task() is itself Python, and costs a fifth of a turn.
+_tasks: dict[Any, Task[Any]] | None = (
+    getattr(asyncio.tasks, "_current_tasks", None) if sys.version_info < (3, 12) else None
+)
+
+
 # The two drivers
 
 
@@ -524,16 +548,17 @@ async def run_in_turn(branch: TurnHost, *, model: Any = None, invoke: Callable[[
             finally:
                 turn.depth -= deeper
         outer = _live(outer)
-    task = current_task() or _own_task()
+    task = (_tasks.get(get_running_loop()) if _tasks is not None else current_task()) or _own_task()
     if state.active is not None or state._handed is not None:
         await state._wait(task)
     turn = _Turn()
     context = _begin(turn, state, task)
-    chain = (*outer, turn)
+    chain = (*outer, turn) if outer else (turn,)
     started = 0.0
+    token = None
     try:
         state.active = context
-        _bindings.set(chain)
+        token = _bindings.set(chain)
         try:
             context.model = branch.turn_model(model)
         finally:  # a rejected model is a turn that failed: it has a start as well
@@ -551,7 +576,7 @@ async def run_in_turn(branch: TurnHost, *, model: Any = None, invoke: Callable[[
             _raise(await _finalize(branch, context, started, result=result))
         return result
     finally:
-        _close(state, turn, context, chain, outer)
+        _close(state, turn, context, chain, outer, token)
 
 
 def stream_in_turn(
@@ -871,7 +896,14 @@ def _waits_for(waiting: Task[Any], task: Task[Any]) -> bool:
     return False
 
 
-def _close(state: TurnState, turn: _Turn, context: TurnExecutionContext, chain: _Chain, outer: _Chain) -> None:
+def _close(
+    state: TurnState,
+    turn: _Turn,
+    context: TurnExecutionContext,
+    chain: _Chain,
+    outer: _Chain,
+    token: Token[_Chain] | None = None,
+) -> None:
     """The part of every end that cannot wait: unbind, publish, release (D4).
 
     Unbinding undoes `chain` over `outer`; when something else is bound by now, it is taken out.
@@ -885,7 +917,13 @@ def _close(state: TurnState, turn: _Turn, context: TurnExecutionContext, chain: 
     context.phase = "closed"
     turn.state = turn.scope = turn.nested = None
     now = _bindings.get()
-    _bindings.set(outer if now is chain else _live(now))
+    try:
+        if now is chain and token is not None:
+            _bindings.reset(token)  # cheaper than a set, and possible only in the context of the start
+        else:
+            _bindings.set(outer if now is chain else _live(now))
+    except ValueError:
+        _bindings.set(outer)
     if state.active is context:
         state.last_report = context.provider_report
         state.active = None
