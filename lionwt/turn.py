@@ -471,8 +471,8 @@ def _find(state: TurnState) -> _Binding | None:
 
 
 def _turn_of(binding: _Binding) -> tuple[_Turn, TurnExecutionContext]:
-    turn = cast(_Turn, binding.root or binding)
-    return turn, cast(TurnScope, turn.scope).context
+    turn: _Turn = binding.root or binding  # type: ignore[assignment]
+    return turn, turn.scope.context  # type: ignore[union-attr]
 
 
 def _nest(binding: _Binding) -> tuple[_Turn, TurnScope, int]:
@@ -502,8 +502,14 @@ def _nest(binding: _Binding) -> tuple[_Turn, TurnScope, int]:
     return turn, scope, 0
 
 
+# Before CPython 3.12 current_task() is itself Python, and costs a fifth of a turn.
+_tasks: dict[Any, Task[Any]] | None = (
+    getattr(asyncio.tasks, "_current_tasks", None) if sys.version_info < (3, 12) else None
+)
+
+
 def _own_task() -> Task[Any]:
-    task = current_task()
+    task = _tasks.get(get_running_loop()) if _tasks is not None else current_task()
     if task is None:
         raise RuntimeError("a turn must be run inside an asyncio task")
     return task
@@ -514,12 +520,6 @@ def _task_if_any() -> Task[Any] | None:
         return current_task()
     except RuntimeError:
         return None
-
-
-# Before CPython 3.12 current_task() is itself Python, and costs a fifth of a turn.
-_tasks: dict[Any, Task[Any]] | None = (
-    getattr(asyncio.tasks, "_current_tasks", None) if sys.version_info < (3, 12) else None
-)
 
 
 # The two drivers

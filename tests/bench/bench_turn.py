@@ -184,7 +184,7 @@ def measure() -> list[dict[str, Any]]:
         ("turn", _turn, "acquire, try, release", _acquire, CALLS, ROUNDS),
         ("turn, against async with", _turn, "async with lock", _lock, CALLS, ROUNDS),
         ("turn with an observer", _observed, "async with lock", _lock, CALLS // 10, 100),
-        ("nested", _nested, "async with lock", _lock, CALLS, ROUNDS),
+        ("nested", _nested, "acquire, try, release", _acquire, CALLS, ROUNDS),
         ("stream of ten items", _stream, "lock around ten items", _locked_stream, CALLS // 20, 100),
         ("1,000 contenders", _contended_turn, "lock, 1,000 contenders", _contended_lock, 1000, 20),
     ]
