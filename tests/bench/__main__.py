@@ -1,6 +1,7 @@
 """``make bench``: measure everything in one run, print the ratios, write them as JSON.
 
 With arguments, only the named parts: ``python -m tests.bench starting worktrees``.
+Every row is printed as soon as it is known.
 Ends with 1 when a budget is exceeded.
 """
 
@@ -10,23 +11,20 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 
 from tests.bench.support import Bench, Row
 
-PARTS = ("turn", "starting", "worktrees")
+PARTS = ("turn", "starting", "worktrees", "reconcile")
 WHERE = Path(".cache/bench.json")
 
 
-def _measured(part: str, root: Path) -> list[Row]:
+def _measured(part: str, root: Path) -> Iterator[Row]:
     module = import_module(f"tests.bench.bench_{part}")
-    if part == "turn":  # needs no world of its own
-        return [
-            Row(**{key: row[key] for key in ("name", "value", "unit", "ratio", "budget")}) for row in module.measure()
-        ]
-    rows: list[Row] = module.measure(Bench(root))
-    return rows
+    rows: Iterable[Row] = module.measure() if part == "turn" else module.measure(Bench(root))  # a turn needs no world
+    yield from rows
 
 
 def _where() -> str | None:
@@ -42,13 +40,12 @@ def main(parts: list[str]) -> int:
     for part in parts or PARTS:
         print(f"\n{part}", flush=True)
         with tempfile.TemporaryDirectory(prefix="lionwt-bench-", dir=_where()) as root:
-            found = _measured(part, Path(root))
-        for row in found:
-            ratio = f"{row.ratio:8.2f}" if row.ratio is not None else " " * 8
-            budget = f"≤ {row.budget:g}" if row.budget is not None else ""
-            verdict = {True: "ok", False: "OVER", None: ""}[row.within]
-            print(f"  {row.name:<75} {row.value:10.1f} {row.unit:<4} {ratio} {budget:>7} {verdict}", flush=True)
-        rows += found
+            for row in _measured(part, Path(root)):
+                ratio = f"{row.ratio:8.2f}" if row.ratio is not None else " " * 8
+                budget = f"≤ {row.budget:g}" if row.budget is not None else ""
+                verdict = {True: "ok", False: "OVER", None: ""}[row.within]
+                print(f"  {row.name:<75} {row.value:10.1f} {row.unit:<6} {ratio} {budget:>7} {verdict}", flush=True)
+                rows.append(row)
     WHERE.parent.mkdir(exist_ok=True)
     WHERE.write_text(json.dumps([row.as_dict() for row in rows], indent=1) + "\n")
     over = [row.name for row in rows if row.within is False]

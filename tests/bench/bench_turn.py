@@ -1,7 +1,4 @@
-"""What a turn costs, against a bare `asyncio.Lock` around the same await, in one run.
-
-`python tests/bench/bench_turn.py` prints the table; `measure()` returns its rows.
-"""
+"""What a turn costs, against a bare `asyncio.Lock` around the same await, in one run."""
 
 from __future__ import annotations
 
@@ -11,14 +8,11 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from lionwt.turn import Conversation, TurnScope, run_in_turn, stream_in_turn
+from tests.bench.support import Row
 
 CALLS = 200
 ROUNDS = 400
@@ -178,8 +172,8 @@ async def _compare(base: Any, mine: Any, calls: int, rounds: int) -> tuple[float
     return min(bases), min(mines), ratio
 
 
-def measure() -> list[dict[str, Any]]:
-    """The table: name, value with its unit, ratio to the bare lock's, and the ratio's budget."""
+def measure() -> Iterator[Row]:
+    """The table: a turn, and what is built on it, against the bare lock."""
     pairs: list[tuple[str, Any, str, Any, int, int]] = [
         ("turn", _turn, "acquire, try, release", _acquire, CALLS, ROUNDS),
         ("turn, against async with", _turn, "async with lock", _lock, CALLS, ROUNDS),
@@ -188,27 +182,11 @@ def measure() -> list[dict[str, Any]]:
         ("stream of ten items", _stream, "lock around ten items", _locked_stream, CALLS // 20, 100),
         ("1,000 contenders", _contended_turn, "lock, 1,000 contenders", _contended_lock, 1000, 20),
     ]
-    rows: list[dict[str, Any]] = []
+    shown: set[str] = set()
     for name, mine, base_name, base, calls, rounds in pairs:
         best_base, best, ratio = asyncio.run(_compare(base, mine, calls, rounds))
-        if base_name not in {row["name"] for row in rows}:
-            rows.append(_row(base_name, best_base * 1e6, "us", None, None))
-        rows.append(_row(name, best * 1e6, "us", ratio, BUDGETS.get(name)))
-    left = asyncio.run(_memory(20_000))
-    rows.append(_row("memory after 20,000 turns", float(left), "blocks", None, 200.0))
-    return rows
-
-
-def _row(name: str, value: float, unit: str, ratio: float | None, budget: float | None) -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": unit, "ratio": ratio, "budget": budget}
-
-
-def main() -> None:
-    for row in measure():
-        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f} x"
-        budget = "" if row["budget"] is None else f"(budget {row['budget']:g})"
-        print(f"{row['name']:28}{row['value']:10.2f} {row['unit']:7}{ratio:>8} {budget}".rstrip())
-
-
-if __name__ == "__main__":
-    main()
+        if base_name not in shown:
+            shown.add(base_name)
+            yield Row(base_name, best_base * 1e6, "us")
+        yield Row(name, best * 1e6, "us", ratio, BUDGETS.get(name))
+    yield Row("memory after 20,000 turns", float(asyncio.run(_memory(20_000))), "blocks", budget=200.0)

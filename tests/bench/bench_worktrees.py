@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.bench.support import LIONWT, Bench, Row, best, seconds
@@ -15,10 +16,13 @@ WORKERS = 20
 FILES = 20_000
 
 
-def measure(bench: Bench) -> list[Row]:
-    """Rows for lease, freeze, the whole job, and memory."""
+def measure(bench: Bench) -> Iterator[Row]:
+    """Rows for lease, freeze, memory, and the whole job."""
     repo = bench.repository("large", FILES)
-    return [*_lease(bench, repo), *_freeze(bench, repo), *_whole_job(bench), *_memory(bench)]
+    yield from _lease(bench, repo)
+    yield from _freeze(bench, repo)
+    yield from _memory(bench)
+    yield from _whole_job(bench)
 
 
 def _leased(bench: Bench, repo: Path, run: str, workers: int, **env: str) -> list[Path]:
@@ -30,7 +34,7 @@ def _leased(bench: Bench, repo: Path, run: str, workers: int, **env: str) -> lis
     return [Path(lease["worktree_path"]) for lease in json.loads(out)["leases"]]
 
 
-def _lease(bench: Bench, repo: Path) -> list[Row]:
+def _lease(bench: Bench, repo: Path) -> Iterator[Row]:
     plain_root = bench.root / "plain"
 
     def plain() -> None:
@@ -50,10 +54,8 @@ def _lease(bench: Bench, repo: Path) -> list[Row]:
         least[1] = min(least[1], seconds(lambda number=number: _leased(bench, repo, f"lease{number}", WORKERS)))  # type: ignore[misc]
         _forget(bench, repo, f"lease{number}")
         bench.settle()
-    return [
-        Row(f"loop of git worktree add, {WORKERS} x {FILES} files", least[0], "s"),
-        Row(f"lionwt lease of {WORKERS} in one call / that loop", least[1], "s", least[1] / least[0], 0.8),
-    ]
+    yield Row(f"loop of git worktree add, {WORKERS} x {FILES} files", least[0], "s")
+    yield Row(f"lionwt lease of {WORKERS} in one call / that loop", least[1], "s", least[1] / least[0], 0.8)
 
 
 def _forget(bench: Bench, repo: Path, run: str) -> None:
@@ -71,8 +73,7 @@ def _forget(bench: Bench, repo: Path, run: str) -> None:
     )
 
 
-def _freeze(bench: Bench, repo: Path) -> list[Row]:
-    rows = []
+def _freeze(bench: Bench, repo: Path) -> Iterator[Row]:
     for changed, budget in ((10, 1.5), (2500, None)):
         plain, ours = [], []
         for number in range(3):
@@ -103,14 +104,12 @@ def _freeze(bench: Bench, repo: Path) -> list[Row]:
             ours += best(1, lambda run=run: bench.run(LIONWT, "freeze", run, "w0", "--succeeded", cwd=repo))  # type: ignore[misc]
             bench.run(LIONWT, "promote", run, "--policy", "patch_only", cwd=repo)
         ratio = min(ours) / min(plain)
-        rows.append(Row(f"git add -A + write-tree, {changed} of {FILES} changed", min(plain) * 1000, "ms"))
-        rows.append(Row(f"lionwt freeze, {changed} of {FILES} changed / that", min(ours) * 1000, "ms", ratio, budget))
-    return rows
+        yield Row(f"git add -A + write-tree, {changed} of {FILES} changed", min(plain) * 1000, "ms")
+        yield Row(f"lionwt freeze, {changed} of {FILES} changed / that", min(ours) * 1000, "ms", ratio, budget)
 
 
-def _whole_job(bench: Bench) -> list[Row]:
+def _whole_job(bench: Bench) -> Iterator[Row]:
     """20 workers, each: add, edit, diff, commit, merge, remove."""
-    rows = []
     for files in (200, FILES):
         repo = bench.repository(f"job-plain-{files}", files)
         script = f"""
@@ -137,22 +136,18 @@ def _whole_job(bench: Bench) -> list[Row]:
             bench.run(LIONWT, "promote", run, cwd=repo)
 
         taken = seconds(ours)
-        rows.append(Row(f"plain git, whole job of {WORKERS} x {files} files", plain, "s"))
-        rows.append(
-            Row(
-                f"lionwt, whole job of {WORKERS} x {files} files ({2 + 2 * WORKERS} commands) / that",
-                taken,
-                "s",
-                taken / plain,
-            )
+        yield Row(f"plain git, whole job of {WORKERS} x {files} files", plain, "s")
+        yield Row(
+            f"lionwt, whole job of {WORKERS} x {files} files ({2 + 2 * WORKERS} commands) / that",
+            taken,
+            "s",
+            taken / plain,
         )
-    return rows
 
 
-def _memory(bench: Bench) -> list[Row]:
+def _memory(bench: Bench) -> Iterator[Row]:
     """lionwt's own peak memory while it freezes a small change and one of 500 MB."""
     repo = bench.repository("memory", 20)
-    rows = []
     for megabytes, budget in ((1, None), (500, 150.0)):
         run = f"memory{megabytes}"
         (worktree,) = _leased(bench, repo, run, 1)
@@ -166,13 +161,10 @@ def _memory(bench: Bench) -> list[Row]:
             "sys.stderr.write('%d' % resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\nsys.exit(code)"
         )
         done = subprocess.run([sys.executable, "-c", script], cwd=repo, env=bench.env, capture_output=True, check=True)
-        rows.append(
-            Row(
-                f"lionwt's own peak memory, freeze of a {megabytes} MB file",
-                int(done.stderr) / 1024,
-                "MB",
-                budget=budget,
-            )
+        yield Row(
+            f"lionwt's own peak memory, freeze of a {megabytes} MB file",
+            int(done.stderr) / 1024,
+            "MB",
+            budget=budget,
         )
         bench.run(LIONWT, "promote", run, "--policy", "patch_only", cwd=repo)
-    return rows

@@ -66,6 +66,11 @@ class Bench:
             raise SystemExit(f"{command} failed: {done.stderr.decode(errors='replace')}")
         return done.stdout.decode(errors="replace")
 
+    def run_python(self, script: str, *arguments: str, stdin: str = "") -> None:
+        """Run a script against the package, in this world."""
+        command = [sys.executable, "-c", script, *arguments]
+        subprocess.run(command, cwd=self.root, env=self.env, input=stdin.encode(), check=True)
+
     def repository(self, name: str, files: int) -> Path:
         """A repository with ``files`` small files on branch ``work``."""
         path = self.root / name
