@@ -4,6 +4,13 @@ The merge is computed in the object database: no checkout is needed for it, and
 a conflict touches nothing. The move is one compare-and-swap of the ref, and
 that is the commit point; before it everything can be dropped, after it
 everything must be finished forward (design section 7, promote 3 to 6).
+
+The same ref transaction sets a sign, ``refs/lionwt/<run>/<worker>/landed``,
+which stays until the lease has ended. git renames the refs of a transaction in
+the order in which they are named, so the sign is there before the target moves:
+where it is missing the target has never held the merge, whatever became of the
+target and its reflog since. A sign alone proves nothing, and then nothing is
+landed again.
 """
 
 from __future__ import annotations
@@ -124,7 +131,7 @@ def land(run: Run, file: LeaseFile, expected: str, tree: str, lock_fd: int) -> L
         journalled = run.store.write(file.having(lease=lease, intent=intent))
         point("promote.intended")
         with held_back():
-            _move(run, expected, commit, lock_fd)
+            _move(run, file.worker_id, expected, commit, lock_fd)
             has_moved = True
             point("promote.moved")
             try:
@@ -142,10 +149,16 @@ def land(run: Run, file: LeaseFile, expected: str, tree: str, lock_fd: int) -> L
 
 
 def _take_back(run: Run, before: LeaseFile, checkout: Checkout, lock: IndexLock) -> None:
-    """Undo a landing whose target has not moved: the intent first, for the lock says whose it is."""
+    """Undo a landing whose target has not moved: the intent first, for the lock says whose it is.
+
+    Where a look cannot tell, everything stays as it is, for reconcile.
+    """
     with held_back():
         now = run.lease(before.worker_id)
-        if now.intent is not None:
+        if now.intent is not None and now.intent.landing is not None:
+            intended = now.intent.landing
+            if target_head(run) == intended.merge or not _drop_sign(run, before.worker_id, intended.merge):
+                return
             run.store.write(before.having(serial=now.serial))
         checkout.give_back(lock)
 
@@ -180,13 +193,16 @@ def landed(run: Run, file: LeaseFile, landing: Landing, left: list[str]) -> Leas
     return written
 
 
-def _move(run: Run, expected: str, commit: str, lock_fd: int) -> None:
-    """Compare-and-swap the target. What became of it is decided by a look, not by words."""
+def _move(run: Run, worker_id: str, expected: str, commit: str, lock_fd: int) -> None:
+    """Compare-and-swap the target, after its sign. What became of it is decided by a look, not by words."""
     git_ = Checkout(run).shared().keeping(lock_fd)
-    reflog = f"lionwt promote {run.argument}"
+    # The reflog tells a person what happened, whatever the configuration says.
+    words = ("update-ref", "--no-deref", "--create-reflog", "-m", f"lionwt promote {run.argument}", "--stdin", "-z")
+    sign, target = os.fsencode(sign_of(run, worker_id)), os.fsencode(run.file.target)
+    new, old = commit.encode("ascii"), expected.encode("ascii")
+    commands = b"update %s\0%s\0\0update %s\0%s\0%s\0" % (sign, new, target, new, old)
     try:
-        # The reflog tells a landing that was undone from one that never was, whatever the configuration says.
-        git_.run("update-ref", "--no-deref", "--create-reflog", "-m", reflog, run.file.target, commit, expected)
+        git_.run(*words, stdin=commands)
     except LionwtError as error:
         now = target_head(run)
         if now == commit:
@@ -199,6 +215,26 @@ def _move(run: Run, expected: str, commit: str, lock_fd: int) -> None:
             f"is as it was: {error.message}",
             hint=error.hint or "clear what git names, then promote again",
         ) from error
+
+
+def sign_of(run: Run, worker_id: str) -> str:
+    """The ref that holds the merge from before the target's move until the lease has ended."""
+    return f"{names.anchor_prefix(run.file.run_id, worker_id)}landed"
+
+
+def may_have_landed(run: Run, worker_id: str, merge: str) -> bool:
+    """Whether the sign of that landing stands; False proves that the target has never held the merge."""
+    sign = sign_of(run, worker_id)
+    found = repository.find_branches(str(run.common_dir), sign).get(sign)
+    return found is not None and found.oid == merge
+
+
+def _drop_sign(run: Run, worker_id: str, merge: str) -> bool:
+    """Remove the sign of a landing that did not happen; False where it stays."""
+    if may_have_landed(run, worker_id, merge):
+        sign = os.fsencode(sign_of(run, worker_id))
+        git.update_refs(git.shared(str(run.common_dir)), [b"delete %s\0%s\0" % (sign, merge.encode("ascii"))])
+    return not may_have_landed(run, worker_id, merge)
 
 
 def has_reflog(run: Run) -> bool:

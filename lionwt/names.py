@@ -89,7 +89,7 @@ def worker_branch(run_id: str, worker_id: str) -> str:
 
 
 def anchor_prefix(run_id: str, worker_id: str) -> str:
-    """Under this prefix the anchors ``candidate`` and ``head`` live (design section 3)."""
+    """Under this prefix the anchors ``candidate`` and ``head`` live, and the sign ``landed`` (design section 3)."""
     return f"refs/lionwt/{run_id}/{worker_id}/"
 
 

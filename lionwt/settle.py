@@ -43,7 +43,7 @@ def one_landing(run: Run, file: LeaseFile, lock_fd: int) -> LeaseFile:
     if head is not None and _descends(run, head, intended.merge):
         left = _bring_forward(run, file, intended, head, lock_fd)
         return landing.landed(run, file, intended, left)
-    if head == intended.expected and _never_moved(run, intended):
+    if head == intended.expected and _never_moved(run, file.worker_id, intended):
         _drop_lock(run, intended)
         return run.store.write(file.having(intent=None))
     _drop_lock(run, intended)
@@ -66,12 +66,15 @@ def _descends(run: Run, head: str, merge: str) -> bool:
     return answer.code == 0
 
 
-def _never_moved(run: Run, intended: Landing) -> bool:
-    """Whether the target's reflog proves that it has never held the merge.
+def _never_moved(run: Run, worker_id: str, intended: Landing) -> bool:
+    """Whether it is certain that the target has never held the merge.
 
-    The move makes the reflog, so where there was none before and there is none
-    now, nothing was moved; one that has gone or cannot be read proves nothing.
+    The sign was set before the move; the target's reflog must agree. The move
+    makes a reflog, so where there was none before and there is none now, it says
+    so too; one that has gone or cannot be read proves nothing.
     """
+    if landing.may_have_landed(run, worker_id, intended.merge):
+        return False
     if not landing.has_reflog(run):
         return intended.logged is False
     logged = git.shared(str(run.common_dir)).run("reflog", "show", "--format=%H", run.file.target, "--", ok=(0, 128))

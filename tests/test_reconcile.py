@@ -7,11 +7,12 @@ import os
 import shutil
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import Answer, Repo, World
+from tests.conftest import Answer, Repo, World, wait_until
 
 
 def reconcile(world: World, *arguments: str) -> Answer:
@@ -102,6 +103,93 @@ def test_a_landing_that_was_undone_is_not_done_again_where_no_reflog_is_kept(wor
     base = repo.head("work")
     assert world.promote("r1", env={"LIONWT_FAULT": "promote.moved:kill"}).code == -9
     repo.git("update-ref", "refs/heads/work", base)
+    first = reconcile(world)
+    assert (first.code, status_of(first, "w1")) == (4, "needs_resolution"), first
+    assert repo.head("work") == base
+    assert_idempotent(world, first)
+
+
+@pytest.mark.parametrize("how", ["recreated", "moved back", "log deleted", "log begun anew"])
+@pytest.mark.parametrize("logs", ["false", "true"])
+def test_a_landing_is_never_done_twice_whatever_became_of_the_reflog(
+    world: World, repo: Repo, logs: str, how: str
+) -> None:
+    """Design section 8: target = expected, but it has held the merge → needs_resolution, never landed again."""
+    repo.git("config", "core.logAllRefUpdates", logs)
+    log = repo.path / ".git" / "logs" / "refs" / "heads" / "work"
+    if logs == "false":
+        log.unlink()
+    world.frozen("r1", {"w1": {"f1.txt": "one\n"}})
+    base = repo.head("work")
+    assert world.promote("r1", env={"LIONWT_FAULT": "promote.moved:kill"}).code == -9
+    assert repo.head("work") == repo.head("refs/lionwt/r1/w1/landed") != base
+    if how in ("recreated", "log begun anew"):
+        repo.git("update-ref", "-d", "refs/heads/work")
+    repo.git("update-ref", *(["--create-reflog"] if how == "log begun anew" else []), "refs/heads/work", base)
+    if how == "log deleted":
+        log.unlink()
+    first = reconcile(world)
+    assert (first.code, status_of(first, "w1")) == (4, "needs_resolution"), first
+    assert first.json["error"]["code"] == "target_moved"
+    assert repo.head("work") == base
+    assert repo.git("for-each-ref", "refs/lionwt", "refs/heads/lionagi") == ""
+    assert not (repo.path / ".git" / "index.lock").exists()
+    assert_idempotent(world, first)
+
+
+def test_a_landing_whose_ref_could_not_be_moved_leaves_no_sign_of_it(world: World, repo: Repo) -> None:
+    """The sign and the move are one transaction: refused together, and done together the next time."""
+    world.frozen("r1", {"w1": {"f1.txt": "one\n"}})
+    base = repo.head("work")
+    lock = repo.path / ".git" / "refs" / "heads" / "work.lock"
+    lock.touch()
+    refused = world.promote("r1")
+    assert (refused.code, refused.error) == (8, "git_failed"), refused
+    assert repo.git("for-each-ref", "--format=%(refname)", "refs/lionwt").split() == [
+        "refs/lionwt/r1/w1/candidate",
+        "refs/lionwt/r1/w1/head",
+    ]
+    assert repo.head("work") == base
+    lock.unlink()
+    done = world.promote("r1")
+    assert done.code == 0, done
+    assert len(repo.merges()) == 1
+    assert repo.git("for-each-ref", "refs/lionwt") == ""
+
+
+@pytest.mark.parametrize("dies", ["git", "git and lionwt"])
+def test_a_landing_broken_off_between_its_sign_and_the_move_is_never_landed_twice(
+    world: World, repo: Repo, tmp_path: Path, dies: str
+) -> None:
+    """The sign comes first: its absence proves that nothing moved. Alone it proves nothing, and a person looks."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    world.frozen("r1", {"w1": {"f1.txt": "one\n"}})
+    base = repo.head("work")
+    lock = repo.path / ".git" / "refs" / "heads" / "work.lock"
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    real = shutil.which("git")
+    (tools / "git").write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *update-ref*create-reflog*)\n'
+        f"  {'kill -9 $PPID' if dies == 'git and lionwt' else ':'}\n"
+        f'  exec strace -o /dev/null -P {lock} -e trace=rename -e inject=rename:signal=KILL {real} "$@";;\n'
+        f'esac\nexec {real} "$@"\n'
+    )
+    (tools / "git").chmod(0o755)
+    broken = world.lionwt("promote", "r1", "--json", env={"PATH": f"{tools}:{os.environ['PATH']}"})
+    assert broken.code == (8 if dies == "git" else -9), broken
+    lock_is_left = wait_until(lock.exists)
+    assert lock_is_left and repo.head("work") == base
+    signs = repo.git("for-each-ref", "refs/lionwt/r1/w1/landed")
+    if dies == "git":  # lionwt has seen that nothing moved
+        assert signs == ""
+        for left in (lock, repo.path / ".git" / "HEAD.lock"):
+            left.unlink(missing_ok=True)
+        assert world.promote("r1").code == 0
+        assert len(repo.merges()) == 1
+        return
     first = reconcile(world)
     assert (first.code, status_of(first, "w1")) == (4, "needs_resolution"), first
     assert repo.head("work") == base
