@@ -9,12 +9,13 @@ where that is feasible, kept raw in ``saved.tar`` (design section 7, freeze 3 an
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import io
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -102,6 +103,15 @@ def sha256_of(path: Path, limit: int | None = None) -> tuple[str, int]:
             digest.update(block)
             size += len(block)
     raise OSError(errno.EFBIG, "too large to hash", str(path))
+
+
+def digests(directory: Path, names_in_it: Iterable[str]) -> dict[str, str]:
+    """The SHA-256 of each of the files that is there and can be read, by name."""
+    found = {}
+    for name in sorted(names_in_it):
+        with contextlib.suppress(OSError):
+            found[name], _ = sha256_of(directory / name)
+    return found
 
 
 def prove(private: git.Git, base: str, base_index: Path, patch: Path, size: int, tree: str) -> None:

@@ -240,6 +240,9 @@ def _write_evidence(
         "sparse": [git.text(name) for name in capture.sparse],
         "unmerged": [git.text(name) for name in capture.unmerged],
         "saved": run.paths.ref(target / SAVED) if (target / SAVED).exists() else None,
+        "kept": evidence.digests(
+            target, [SAVED, COMMITS, *(row["bundle"].rpartition("/")[2] for row in subs if row["bundle"])]
+        ),
         "artifacts": evidence.artifact_files(file.lease.artifact_path),
         "diagnostics": [{"code": code, "message": message} for code, message in notes.diagnostics],
     }

@@ -4,6 +4,10 @@ The worktree is captured once more, by the code that froze it, and compared with
 what the manifest says was frozen: the tree, the files beside it, submodules and
 commits. What is new goes into ``late-N.*``; whatever cannot be saved is named,
 and keeps the worktree (ADR-0091 D5, design section 7, teardown).
+
+What an earlier look has saved counts only while it is still there: the lease
+file holds the hash of each ``late-N.json``, and that the hashes of the files
+beside it. Whatever is not what was written is saved again.
 """
 
 from __future__ import annotations
@@ -47,6 +51,8 @@ class _Known:
     given_up: set[str] = field(default_factory=set)
     not_saved: set[str] = field(default_factory=set)
     since: int = 0
+    #: The tree of the last look whose evidence stands; the next patch begins there.
+    tree: str = ""
 
     def learn(self, manifest: dict[str, Any]) -> None:
         self.ignored |= {_version(row) for row in manifest.get("ignored", [])}
@@ -76,7 +82,7 @@ class _Look:
     def save(self) -> tuple[LeaseFile, list[str]]:
         assert self.file.evidence is not None
         capture = Capturer(self.run.file, self.run.paths, self.file, self.identity, self.scratch).capture()
-        last = (self.file.evidence.tree, *self.file.evidence.late_trees)[-1]
+        last = self.known.tree
         found: dict[str, Any] = {
             "schema": evidence.LATE_SCHEMA,
             "tree": capture.tree,
@@ -102,12 +108,15 @@ class _Look:
         move_file(self.scratch / "late.patch", patch)
         if self.saver.used:
             move_file(self.scratch / "late.tar", self.target / f"{self.name}.tar")
-        evidence.write_manifest(self.target / f"{self.name}.json", found)
+        own = [entry for entry in os.listdir(self.target) if entry.startswith((f"{self.name}.", f"{self.name}-"))]
+        found["kept"] = evidence.digests(self.target, own)
+        sha256 = evidence.write_manifest(self.target / f"{self.name}.json", found)
         sync_dir(self.target)
         noted = self.file.noting(
             "late_writes", "the worktree was written to after the freeze", self.run.paths.ref(patch)
         )
-        frozen = self.file.evidence.having(late_trees=(*self.file.evidence.late_trees, tree))
+        late = {**self.file.evidence.late, f"{self.name}.json": sha256}
+        frozen = self.file.evidence.having(late=late)
         return self.run.store.write(noted.having(evidence=frozen))
 
     def _keep(self, why: str) -> None:
@@ -200,23 +209,38 @@ def _known(run: Run, file: LeaseFile, target: Path) -> _Known:
     known = _Known()
     if file.candidate is None or file.evidence is None:
         return known
+    known.tree = file.evidence.tree
     path = run.paths.artifact_root / file.candidate.artifact_manifest_ref
     if (manifest := _read(path, file.evidence.manifest_sha256)) is not None:
-        known.learn(manifest)
+        if _stands(target, manifest):
+            known.learn(manifest)
         left = manifest.get("not_captured", {})
         for kind in ("repositories", "in_submodules", "unreadable", "refused"):
             known.given_up |= set(left.get(kind, []))
         known.given_up |= {note["code"] for note in manifest["diagnostics"] if note["message"].startswith("given up")}
         known.not_saved = set(left.get("not_saved", {}))
-    for late in sorted(target.glob("late-*.json")):
-        known.learn(_read(late, None) or {})
+    follows = True
+    for name, sha256 in file.evidence.late.items():
+        look = _read(target / name, sha256)
+        if look is None or not _stands(target, look):
+            follows = False  # each patch begins where the one before it ended
+            continue
+        known.learn(look)
+        if follows:
+            known.tree = look["tree"]
     return known
 
 
-def _read(path: Path, sha256: str | None) -> dict[str, Any] | None:
+def _stands(target: Path, manifest: dict[str, Any]) -> bool:
+    """Whether the files that a manifest speaks of are still there, as they were written."""
+    kept: dict[str, str] = manifest.get("kept", {})
+    return evidence.digests(target, kept) == kept
+
+
+def _read(path: Path, sha256: str) -> dict[str, Any] | None:
     """A manifest, or None for one that is not what was written: then nothing counts as saved."""
     try:
-        if sha256 is not None and evidence.sha256_of(path)[0] != sha256:
+        if evidence.sha256_of(path)[0] != sha256:
             return None
         loaded = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -213,7 +213,8 @@ class Evidence(Data, frozen=True, kw_only=True):
     branch_tip: str | None
     manifest_sha256: str
     blocker: str | None = None
-    late_trees: tuple[str, ...] = ()
+    #: The SHA-256 of each ``late-N.json``, by name, in the order in which they were written.
+    late: dict[str, str] = {}
 
 
 class Landing(Data, frozen=True, kw_only=True):

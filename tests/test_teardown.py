@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -275,6 +276,54 @@ def test_late_writes_are_saved_once_however_often_teardown_is_repeated(world: Wo
     assert world.promote("r1").code == 0
     assert [path.name for path in world.evidence("r1", "w1").glob("late-*.patch")] == ["late-1.patch"]
     assert not (repo.path / "late.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [
+        ("late-1.json", "altered"),
+        ("late-1.json", "gone"),
+        ("late-1.tar", "gone"),
+        ("late-1.patch", "altered"),
+        ("saved.tar", "altered"),
+    ],
+)
+def test_saved_work_counts_as_saved_only_while_it_is_what_was_written(
+    world: World, repo: Repo, what: str, how: str
+) -> None:
+    """ADR-0091 D5: evidence is known by its hash; what somebody altered is saved again before its last copy goes."""
+    worker = world.lease("r1", "w1")["w1"]
+    worker.write("new.txt", "new\n")
+    worker.write("first.log", "as it was frozen\n")
+    world.freeze_now("r1", "w1")
+    worker.write("late.txt", "late\n")
+    worker.write("late.log", "late and ignored\n")
+    locked = admin_dir(world) / "locked"
+    lock = locked.read_bytes()
+    locked.unlink()  # the worktree stays while nobody knows whose registration that is
+    torn_down_in_part(world, world.promote("r1"), worktree=False, branch=False)
+    evidence = world.evidence("r1", "w1")
+    assert sorted(path.name for path in evidence.glob("late-*")) == ["late-1.json", "late-1.patch", "late-1.tar"]
+    if how == "gone":
+        (evidence / what).unlink()
+    elif what == "late-1.json":
+        forged = json.loads((evidence / what).read_bytes())
+        worker.write("other.log", "claimed to be saved\n")
+        seen = (worker.path / "other.log").stat()
+        forged["ignored"].append({"path": "other.log", "bytes": seen.st_size, "mtime_ns": seen.st_mtime_ns})
+        (evidence / what).write_text(json.dumps(forged))
+    else:
+        (evidence / what).write_bytes(b"altered")
+    locked.write_bytes(lock)
+    assert world.lionwt(*RECONCILE).code == 0
+    assert not worker.path.exists()
+    with tarfile.open(evidence / "late-2.tar") as tar:
+        kept = tar.getnames()
+    assert ("first.log" in kept) == (what == "saved.tar")
+    if what != "saved.tar":
+        assert "late.log" in kept
+        assert b"+late\n" in (evidence / "late-2.patch").read_bytes()
+    assert ("other.log" in kept) == (how == "altered" and what == "late-1.json")
 
 
 def test_the_evidence_outlives_the_teardown(world: World, repo: Repo) -> None:
