@@ -35,6 +35,7 @@ POINTS: Final = (
     "promote.updated",
     "promote.index_renamed",
     "promote.landed",
+    "gone.saved",
     "teardown.intended",
     "teardown.trashed",
     "teardown.set_aside",

@@ -9,6 +9,7 @@ commit-graph of a worker's says otherwise.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lionwt import files, git, names
+from lionwt.errors import LionwtError
 from lionwt.records import Identity, LeaseFile, RunFile
 
 _IN_PROGRESS = {
@@ -27,6 +29,9 @@ _IN_PROGRESS = {
     "rebase-apply": "a rebase or am",
     "BISECT_LOG": "a bisect",
 }
+
+#: Files of a worktree that name a commit which may be reachable from nowhere else.
+_NAMING = ("ORIG_HEAD", "MERGE_HEAD", "MERGE_AUTOSTASH", "CHERRY_PICK_HEAD", "REVERT_HEAD", "REBASE_HEAD")
 
 # Reflog entries of commits that came into being here; a rebase's start and a
 # fast-forward name commits that others made.
@@ -88,14 +93,14 @@ def read(run: RunFile, private_dir: Path, file: LeaseFile, identity: Identity, r
         notes += _stashes(common, file.lease.branch_name)
     if head in (None, run.base_sha) and tip in (None, run.base_sha):
         # Nothing was committed, unless HEAD has been somewhere and come back.
-        tips = _remembered(shared, run.base_sha)
+        tips = _remembered(shared, run.base_sha, branch)
         return History(head, head_ref, tip, (), head is not None, None, tuple(notes), tips)
     line, is_line, blocker = _line(run, private_dir, file, shared, head, head_ref, recorded)
     if head is not None and not is_line:
         notes.append(
             ("worker_left_base", "the worker's commits are no line from the base; the change is one commit on it")
         )
-    tips = tuple(dict.fromkeys(oid for oid in (head, tip, *_remembered(shared, run.base_sha)) if oid))
+    tips = tuple(dict.fromkeys(oid for oid in (head, tip, *_remembered(shared, run.base_sha, branch)) if oid))
     return History(head, head_ref, tip, line, is_line, blocker, tuple(notes), tips)
 
 
@@ -180,18 +185,23 @@ def _reflog(shared: git.Git) -> list[tuple[str, str]]:
     admin = Path(shared.env["GIT_DIR"])
     path = admin / "logs" / "HEAD"
     if os.path.lexists(path):
-        try:
-            content = files.read_small(path)
-        except OSError:
-            return []  # git would wait for a FIFO; a diagnostic names it
-        rows = [row.partition("\t") for row in git.text(content).split("\n")]
-        entries = [(meta.split(" ")[1:2], message) for meta, _, message in rows]
-        return [(oid[0], message) for oid, message in reversed(entries) if oid and git.is_oid(oid[0])]
+        return _logged(path)
     if not (admin / "HEAD").is_file():
         return []
     logged = shared.run("reflog", "show", "--format=%H %gs", "HEAD", "--", ok=(0, 128))
     found = [entry.partition(" ") for entry in git.text(logged.out).splitlines()]
     return [(oid, message) for oid, _, message in found]
+
+
+def _logged(path: Path) -> list[tuple[str, str]]:
+    """The entries of a reflog file, newest first: commit and message."""
+    try:
+        content = files.read_small(path)
+    except OSError:
+        return []  # git would wait for a FIFO; a diagnostic names it
+    rows = [row.partition("\t") for row in git.text(content).split("\n")]
+    entries = [(meta.split(" ")[1:2], message) for meta, _, message in rows]
+    return [(oid[0], message) for oid, message in reversed(entries) if oid and git.is_oid(oid[0])]
 
 
 def _unreadable_reflog(shared: git.Git) -> list[tuple[str, str]]:
@@ -205,10 +215,33 @@ def _unreadable_reflog(shared: git.Git) -> list[tuple[str, str]]:
     return []
 
 
-def _remembered(shared: git.Git, base: str) -> tuple[str, ...]:
-    """The commits HEAD has been at, from the worktree's own reflog."""
+def _remembered(shared: git.Git, base: str, branch: str) -> tuple[str, ...]:
+    """The commits that HEAD and the branch have been at, and those that an operation of the worktree's names."""
+    admin = Path(shared.env["GIT_DIR"])
     oids = dict.fromkeys(oid for oid, _ in _reflog(shared))
+    oids.update(dict.fromkeys(named_by_branch(shared.env["GIT_COMMON_DIR"], branch)))
+    oids.update(dict.fromkeys(_named_by_operations(admin)))
     return tuple(oid for oid in oids if oid != base and oid.strip("0"))
+
+
+def named_by_branch(common_dir: str, branch: str) -> list[str]:
+    """The commits in the reflog of a branch (its full name), newest first; it goes with the branch."""
+    return [oid for oid, _ in _logged(Path(common_dir, "logs", branch))]
+
+
+def _named_by_operations(admin: Path) -> list[str]:
+    """What an operation that was never finished names: an autostash, where a rebase began, a worktree's own refs."""
+    paths = [admin / name for name in _NAMING]
+    for directory in ("rebase-merge", "rebase-apply"):
+        paths += [admin / directory / name for name in ("autostash", "orig-head", "stopped-sha", "amend")]
+    for parent, directories, inside in os.walk(admin / "refs"):
+        directories.sort()
+        paths += [Path(parent, name) for name in sorted(inside)]
+    found = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found += [word for word in git.text(files.read_small(path)).split()[:1] if git.is_oid(word)]
+    return found
 
 
 def _stashes(shared: git.Git, branch: str) -> list[tuple[str, str]]:
@@ -222,7 +255,7 @@ def _stashes(shared: git.Git, branch: str) -> list[tuple[str, str]]:
 def save_commits(run: RunFile, private_dir: Path, scratch: Path, tips: tuple[str, ...], target: Path) -> bool:
     """Bundle the commits that only the worktree remembers; False when there are none."""
     objects = git.private(private_dir, run.common_dir.path)
-    wanted = [oid for oid in tips if objects.run("cat-file", "-e", f"{oid}^{{commit}}", ok=(0, 1, 128)).code == 0]
+    wanted = existing(objects, tips)
     if not wanted:
         return False
     new = objects.run("rev-list", "--max-count=1", *wanted, f"^{run.base_sha}", "--")
@@ -233,6 +266,36 @@ def save_commits(run: RunFile, private_dir: Path, scratch: Path, tips: tuple[str
         "bundle", "create", "--quiet", target, "--all", f"^{run.base_sha}", timeout=git.CONTENT
     )
     return True
+
+
+def existing(objects: git.Git, oids: Sequence[str]) -> list[str]:
+    """Those of ``oids`` that are commits which are there."""
+    asked = "".join(f"{oid}^{{commit}}\n" for oid in oids).encode("ascii")
+    said = git.text(objects.run("cat-file", "--batch-check", stdin=asked).out).splitlines() if oids else []
+    return [oid for oid, line in zip(oids, said, strict=True) if line.split()[1:2] == ["commit"]]
+
+
+def holds(run: RunFile, private_dir: Path, scratch: Path, bundle: Path, tips: Sequence[str]) -> bool:
+    """Whether a bundle is whole and holds all of ``tips``, together with what lies before the base."""
+    if bundle.is_symlink() or not bundle.is_file():
+        return False
+    made = scratch / "held"
+    shutil.rmtree(made, ignore_errors=True)
+    make_git_dir(made, private_dir, {"refs/heads/base": run.base_sha})
+    alone = git.private(made, made)
+    # The store lends what lies before the base; nothing else of it may count.
+    lent = alone.with_env(GIT_ALTERNATE_OBJECT_DIRECTORIES=Path(run.common_dir.path, "objects"))
+    try:
+        lent.run("bundle", "unbundle", bundle, timeout=git.CONTENT)
+        named = {line.split(" ")[0] for line in git.text(alone.run("bundle", "list-heads", bundle).out).splitlines()}
+        wanted = "\n".join([*tips, f"^{run.base_sha}", ""]).encode("ascii")
+        missing = "\n".join([*tips, *(f"^{oid}" for oid in (*sorted(named), run.base_sha)), ""]).encode("ascii")
+        if lent.run("rev-list", "--max-count=1", "--stdin", stdin=missing).out:
+            return False
+        objects = lent.run("rev-list", "--objects", "--no-object-names", "--stdin", stdin=wanted, timeout=git.CONTENT)
+        return b" missing\n" not in alone.run("cat-file", "--batch-check", stdin=objects.out, timeout=git.CONTENT).out
+    except LionwtError:
+        return False
 
 
 def make_git_dir(where: Path, like: Path, refs: dict[str, str]) -> None:

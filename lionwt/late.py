@@ -206,10 +206,9 @@ def _numbered(target: Path) -> int:
 
 
 def _known(run: Run, file: LeaseFile, target: Path) -> _Known:
-    known = _Known()
+    known = _Known(tree=file.evidence.tree if file.evidence and file.evidence.tree else file.lease.base_sha)
     if file.candidate is None or file.evidence is None:
         return known
-    known.tree = file.evidence.tree
     path = run.paths.artifact_root / file.candidate.artifact_manifest_ref
     if (manifest := _read(path, file.evidence.manifest_sha256)) is not None:
         if _stands(target, manifest):

@@ -23,7 +23,7 @@ from typing import Final
 from lionwt import (
     allocation,
     freeze,
-    history,
+    gone,
     locks,
     names,
     processes,
@@ -35,9 +35,8 @@ from lionwt import (
     worktree,
 )
 from lionwt.errors import CODES, LionwtError, worst
-from lionwt.records import CompletionPolicy, Evidence, LeaseFile, Outcome, Record
+from lionwt.records import CompletionPolicy, LeaseFile, Record
 from lionwt.session import Run, promotion_lock
-from lionwt.store import make_private_dir, move_file, sync_dir
 from lionwt.sweep import sweep
 
 
@@ -211,8 +210,8 @@ def _decide(run: Run, seen: Seen, now: float, findings: list[Finding]) -> tuple[
         return None, None
     if seen.directory == "gone":
         if seen.registration == "gone" and seen.branch is None:
-            return step("worktree, registration and branch are gone", "record it as discarded", _record_gone)
-        return step("its worktree is gone", "save its commits, retire what remains", _retire_rest)
+            return step("worktree, registration and branch are gone", "record it as discarded", gone.end)
+        return step("its worktree is gone", "save its commits, retire what remains", gone.end)
     if state == "allocated":
         return step("it was never started", "end it as failed", _freeze_failed)
     if state == "running":
@@ -320,66 +319,13 @@ def _undo_allocation(run: Run, file: LeaseFile) -> LeaseFile:
     return run.store.write(allocation.ended(file, removal, "reconcile"))
 
 
-def _record_gone(run: Run, file: LeaseFile) -> LeaseFile:
-    file = file.noting("resources_gone", "worktree, registration and branch had been removed by somebody else")
-    return teardown.finish(run, teardown.decide(run, file, _failed(file)))
-
-
-def _failed(file: LeaseFile) -> Outcome:
-    succeeded = file.candidate is not None and file.candidate.worker_succeeded
-    what = "lost its worktree before it was completed" if succeeded else "was interrupted"
-    return Outcome(
-        status="discarded",
-        policy=file.policy.completion,
-        code="worker_failed",
-        message=f"worker {file.worker_id!r} {what}; nothing was landed",
-        hint="its patch, if any, is kept as evidence",
-    )
-
-
-def _tips(run: Run, file: LeaseFile, tip: str | None) -> tuple[str, ...]:
-    """The branch's tip and, where the registration is still the lease's, whatever else its HEAD has been at."""
-    found = [tip] if tip is not None else []
-    identity = file.identity
-    if identity is not None and worktree.read_nonce(Path(identity.admin_dir)) == identity.nonce:
-        found += history.read(run.file, run.paths.git_dir, file, identity).tips
-    return tuple(dict.fromkeys(found))
-
-
-def _retire_rest(run: Run, file: LeaseFile) -> LeaseFile:
-    """The directory is gone; the commits on its branch may be all that is left of the work."""
-    branch = names.HEADS + file.lease.branch_name
-    known = repository.find_branches(str(run.common_dir), branch).get(branch)
-    tip = known.oid if known is not None else None
-    evidence = file.evidence or Evidence(
-        tree="", commit=run.file.base_sha, head=None, branch_tip=tip, manifest_sha256=""
-    )
-    file = file.noting("worktree_gone", f"{file.lease.worktree_path} had been removed by somebody else")
-    tips = _tips(run, file, tip)
-    known_tips = (run.file.base_sha, evidence.branch_tip, evidence.head) if file.evidence else (run.file.base_sha,)
-    if any(oid not in known_tips for oid in tips):
-        with run.scratch(file.worker_id) as scratch:
-            target = run.paths.evidence(file.worker_id)
-            make_private_dir(target)
-            # What a freeze has recorded stays as it was frozen.
-            names_free = (freeze.COMMITS, *(f"late-{number}.bundle" for number in range(1, 1000)))
-            bundle = next(target / name for name in names_free if not os.path.lexists(target / name))
-            made = scratch / freeze.COMMITS
-            if history.save_commits(run.file, run.paths.git_dir, scratch / "git", tips, made):
-                move_file(made, bundle)
-                sync_dir(target)
-                file = file.noting("commits_saved", "the branch's commits were saved", run.paths.ref(bundle))
-    file = file.having(evidence=evidence.having(branch_tip=tip))
-    return teardown.finish(run, teardown.decide(run, file, _failed(file)))
-
-
 def _freeze_failed(run: Run, file: LeaseFile) -> LeaseFile:
     """Freeze a lease whose worker nobody vouches for, and end it as failed. Never restarted."""
     verdict = freeze.Verdict(succeeded=False, accept_incomplete=True)
     frozen = freeze.freeze_locked(run, file, verdict)
     if frozen.record is not None:
         return frozen
-    return teardown.finish(run, teardown.decide(run, frozen, _failed(frozen)))
+    return teardown.finish(run, teardown.decide(run, frozen, gone.failed(frozen)))
 
 
 def retry_teardown(run: Run, file: LeaseFile) -> LeaseFile:

@@ -48,13 +48,15 @@ class Run:
         """Object work without files: trees, commits, merges."""
         return git.private(self.paths.git_dir, self.common_dir)
 
-    def commit_tree(self, tree: str, parents: Sequence[str], message: str) -> str:
-        """Make a commit under the operator's name, or lionwt's where the operator has none."""
+    def commit_tree(self, tree: str, parents: Sequence[str], message: str, at: float | None = None) -> str:
+        """Make a commit under the operator's name, or lionwt's where the operator has none; ``at`` in Unix seconds."""
         name = self.file.user_name or "lionwt"
         email = self.file.user_email or "lionwt@localhost"
         identified = self.private().with_env(
             GIT_AUTHOR_NAME=name, GIT_AUTHOR_EMAIL=email, GIT_COMMITTER_NAME=name, GIT_COMMITTER_EMAIL=email
         )
+        if at is not None:
+            identified = identified.with_env(GIT_AUTHOR_DATE=f"@{at:.0f} +0000", GIT_COMMITTER_DATE=f"@{at:.0f} +0000")
         flags = [flag for parent in parents for flag in ("-p", parent)]
         return identified.oid("commit-tree", tree, *flags, stdin=os.fsencode(message))
 

@@ -32,7 +32,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("checkout", "late", "allocation"),
     ("teardown",),
     ("landing", "freeze", "lease"),
-    ("settle",),
+    ("settle", "gone"),
     ("promote",),
     ("reconcile",),
     ("reap",),

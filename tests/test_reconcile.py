@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -275,6 +276,113 @@ def test_commits_that_only_head_remembers_are_saved_where_the_worktree_was_delet
     bundle = world.evidence("r1", "w1") / "commits.bundle"
     assert tip in repo.git("bundle", "list-heads", str(bundle))
     assert world.leftovers("r1", repo) == []
+
+
+@pytest.mark.parametrize("where", ["reset", "branch log", "autostash", "worktree ref", "staged"])
+def test_whatever_the_registration_remembers_is_saved_before_it_goes(world: World, repo: Repo, where: str) -> None:
+    """Invariant 8: reflogs, unfinished operations and the index go with the lease, and hold work."""
+    worker = world.lease("r1", "w1")["w1"]
+    base = worker.head()
+    content = "only here\n"
+    if where == "staged":
+        worker.write("kept.txt", content)
+        worker.git("add", "kept.txt")
+    elif where == "autostash":
+        worker.commit("one", **{"f1.txt": "one\n"})
+        worker.git("branch", "other", base)
+        repo.git("update-ref", "refs/heads/other", repo.git("commit-tree", "-p", base, "-m", "o", f"{base}^{{tree}}"))
+        worker.write("f2.txt", content)
+        worker.git("rebase", "-q", "--autostash", "--exec", "false", "other", check=False)
+        assert Path(worker.git("rev-parse", "--git-path", "rebase-merge/autostash")).is_file()
+    else:
+        worker.commit("work", **{"kept.txt": content})
+        if where == "worktree ref":
+            worker.git("update-ref", "refs/worktree/mine", "HEAD")
+        worker.git("reset", "-q", "--hard", base)
+    admin = Path(world.lease_file("r1", "w1")["identity"]["admin_dir"])
+    if where == "worktree ref":
+        shutil.rmtree(admin / "logs")
+        (repo.path / ".git" / "logs" / "refs" / "heads" / "lionagi" / "r1" / "w1").unlink()
+    shutil.rmtree(worker.path)
+    if where == "branch log":
+        shutil.rmtree(admin)
+    answer = reconcile(world)
+    assert answer.code == 0, answer
+    assert world.leftovers("r1", repo) == []
+    clean = Repo(repo.path, repo.env)
+    clean.git("clone", "-q", "--bare", "--no-local", repo.path, world.root / "clean")
+    clean.git(
+        "fetch",
+        "-q",
+        world.evidence("r1", "w1") / "commits.bundle",
+        "refs/heads/*:refs/saved/*",
+        cwd=world.root / "clean",
+    )
+    heads = clean.git("for-each-ref", "--format=%(objectname)", "refs/saved", cwd=world.root / "clean").split()
+    name = "f2.txt" if where == "autostash" else "kept.txt"
+    found = [clean.git("show", f"{oid}:{name}", check=False, cwd=world.root / "clean") for oid in heads]
+    assert content.strip() in found
+    assert_idempotent(world, answer)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_worktree_that_is_gone_is_ended_once_however_often_reconcile_dies(
+    world: World, repo: Repo, frozen: bool
+) -> None:
+    """Invariants 8, 19 and 20: killed at each step, nothing is made twice, what was frozen stays, nothing is lost."""
+    worker = world.lease("r1", "w1")["w1"]
+    first = worker.commit("first", **{"kept.txt": "kept\n"})
+    if frozen:
+        world.freeze_now("r1", "w1")
+    names = ("candidate.patch", "manifest.json", "commits.bundle") if frozen else ()
+    evidence = world.evidence("r1", "w1")
+    before = {name: (evidence / name).read_bytes() for name in names}
+    tip = worker.commit("second", **{"more.txt": "more\n"})
+    shutil.rmtree(worker.path)
+    for point in (
+        "gone.saved",
+        "gone.saved",
+        "teardown.intended",
+        "teardown.trashed",
+        "teardown.set_aside",
+        "teardown.retired",
+        "teardown.branch_deleted",
+    ):
+        died = world.lionwt("reconcile", "r1", "--takeover", env={"LIONWT_FAULT": f"{point}:kill"})
+        assert died.code == -9, (point, died)
+    answer = reconcile(world)
+    assert answer.code == 0, answer
+    assert status_of(answer, "w1") == "discarded"
+    assert {name: (evidence / name).read_bytes() for name in names} == before
+    bundles = sorted(path.name for path in evidence.glob("*.bundle"))
+    assert bundles == (["commits.bundle", "late-1.bundle"] if frozen else ["commits.bundle"])
+    listed = repo.git("bundle", "list-heads", str(evidence / bundles[-1]))
+    assert tip in listed and first in listed
+    notes = [note["ref"] for note in world.lease_file("r1", "w1")["diagnostics"] if note["code"] == "commits_saved"]
+    assert notes == [f".lionwt/w1/{bundles[-1]}"]
+    assert world.leftovers("r1", repo) == []
+    assert_idempotent(world, answer)
+
+
+@pytest.mark.parametrize("how", ["deleted", "emptied", "whole"])
+def test_commits_whose_frozen_bundle_is_not_whole_are_saved_anew(world: World, repo: Repo, how: str) -> None:
+    """Invariant 8: that a freeze has bundled them counts only while the bundle holds them."""
+    worker = world.lease("r1", "w1")["w1"]
+    tip = worker.commit("work", **{"kept.txt": "kept\n"})
+    world.freeze_now("r1", "w1")
+    bundle = world.evidence("r1", "w1") / "commits.bundle"
+    if how == "deleted":
+        bundle.unlink()
+    elif how == "emptied":  # the names are all there, the objects are not
+        head, _, _ = bundle.read_bytes().partition(b"\n\n")
+        pack = b"PACK\0\0\0\2\0\0\0\0"
+        bundle.write_bytes(head + b"\n\n" + pack + hashlib.sha1(pack).digest())
+    shutil.rmtree(worker.path)
+    assert reconcile(world).code == 0
+    anew = sorted(path.name for path in bundle.parent.glob("*.bundle") if path != bundle or how == "deleted")
+    assert anew == {"deleted": ["commits.bundle"], "emptied": ["late-1.bundle"], "whole": []}[how]
+    if anew:
+        assert tip in repo.git("bundle", "list-heads", str(bundle.parent / anew[0]))
 
 
 def test_a_frozen_worker_whose_worktree_was_deleted_is_not_called_interrupted(world: World, repo: Repo) -> None:

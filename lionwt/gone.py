@@ -1,0 +1,127 @@
+"""End a lease whose worktree is gone: save what can still be saved, and retire what remains.
+
+Its commits may be all that is left of the work, and they are remembered by its
+branch, by the registration (a detached HEAD, a reflog, an operation that was
+never finished) and by the anchors of a freeze. All of these go with the lease,
+so whatever no whole bundle of the evidence holds is bundled first. What a freeze
+has recorded stays as it was frozen (ADR-0091 D5, design section 8).
+
+Killed at any step it is done again: a bundle that was finished is found and not
+made twice, and nothing is removed before the outcome is on disk.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from lionwt import freeze, git, history, names, repository, teardown, worktree
+from lionwt.errors import LionwtError
+from lionwt.faults import point
+from lionwt.records import Evidence, LeaseFile, Outcome
+from lionwt.session import Run
+from lionwt.store import make_own_dir, move_file, sync_dir
+
+
+def end(run: Run, file: LeaseFile) -> LeaseFile:
+    """Save the commits, then end the lease as failed."""
+    branch = names.HEADS + file.lease.branch_name
+    anchors = names.anchor_prefix(run.file.run_id, file.worker_id).rstrip("/")
+    known = repository.find_branches(str(run.common_dir), branch, anchors)
+    tip = known[branch].oid if branch in known else None
+    with run.scratch(file.worker_id) as scratch:
+        staged = _staged(run, file, scratch)
+        tips = _tips(run, file, [*(found.oid for found in known.values()), *staged])
+        ref = _save(run, file, scratch, tips)
+    if known or _admin(file) is not None:
+        file = file.noting("worktree_gone", f"{file.lease.worktree_path} had been removed by somebody else")
+    else:
+        file = file.noting("resources_gone", "worktree, registration and branch had been removed by somebody else")
+    if ref is not None:
+        what = "its commits and what was staged were saved" if staged else "the branch's commits were saved"
+        file = file.noting("commits_saved", what, ref)
+    point("gone.saved")
+    if file.evidence is not None or tip is not None:
+        proof = file.evidence or Evidence(
+            tree="", commit=run.file.base_sha, head=None, branch_tip=tip, manifest_sha256=""
+        )
+        file = file.having(evidence=proof.having(branch_tip=tip))
+    return teardown.finish(run, teardown.decide(run, file, failed(file)))
+
+
+def failed(file: LeaseFile) -> Outcome:
+    """The outcome of a lease that was interrupted, or lost its worktree after the freeze."""
+    succeeded = file.candidate is not None and file.candidate.worker_succeeded
+    what = "lost its worktree before it was completed" if succeeded else "was interrupted"
+    return Outcome(
+        status="discarded",
+        policy=file.policy.completion,
+        code="worker_failed",
+        message=f"worker {file.worker_id!r} {what}; nothing was landed",
+        hint="its patch, if any, is kept as evidence",
+    )
+
+
+def _admin(file: LeaseFile) -> Path | None:
+    """The registration, where it is still the lease's."""
+    identity = file.identity
+    if identity is None or worktree.read_nonce(Path(identity.admin_dir)) != identity.nonce:
+        return None
+    return Path(identity.admin_dir)
+
+
+def _tips(run: Run, file: LeaseFile, found: list[str]) -> tuple[str, ...]:
+    """Every commit that goes with the lease: ``found``, what its reflogs say, and what a freeze has recorded."""
+    found += history.named_by_branch(str(run.common_dir), names.HEADS + file.lease.branch_name)
+    if file.identity is not None and _admin(file) is not None:
+        found += history.read(run.file, run.paths.git_dir, file, file.identity).tips
+    if file.evidence is not None:
+        found += [oid for oid in (file.evidence.head, file.evidence.branch_tip) if oid is not None]
+    return tuple(oid for oid in dict.fromkeys(found) if oid != run.file.base_sha and oid.strip("0"))
+
+
+def _staged(run: Run, file: LeaseFile, scratch: Path) -> list[str]:
+    """What was staged and neither committed nor frozen, as a commit; the registration's index still holds it."""
+    admin = _admin(file)
+    if admin is None or file.evidence is not None or not (admin / "index").is_file():
+        return []
+    worktree.copy_index(admin / "index", scratch / "index")
+    private = run.private().with_env(GIT_INDEX_FILE=scratch / "index")
+    try:
+        tree = private.oid("write-tree", timeout=git.CONTENT)
+        head = git.shared(str(run.common_dir), git_dir=str(admin)).run(
+            "rev-parse", "--quiet", "--verify", "HEAD^{commit}", ok=(0, 1, 128)
+        )
+        parent = git.text(head.out).strip() or run.file.base_sha
+        if private.oid("rev-parse", "--verify", f"{parent}^{{tree}}") == tree:
+            return []
+    except LionwtError:
+        return []  # unmerged, or not an index: what is in it cannot be had as a tree
+    message = f"{file.worker_id}: what was staged when its worktree went\n"
+    return [run.commit_tree(tree, [parent], message, file.lease.created_at)]  # the same however often it is made
+
+
+def _save(run: Run, file: LeaseFile, scratch: Path, tips: tuple[str, ...]) -> str | None:
+    """Bundle ``tips`` unless a bundle of the evidence holds them; the bundle, where it is not the freeze's own."""
+    tips = tuple(history.existing(run.private(), tips))
+    if not tips:
+        return None
+    target = run.paths.evidence(file.worker_id)
+    make_own_dir(target)
+    free = None
+    for name in (freeze.COMMITS, *(f"late-{number}.bundle" for number in range(1, 1000))):
+        bundle = target / name
+        if not os.path.lexists(bundle):
+            free = free or bundle
+            if name != freeze.COMMITS:
+                break
+        elif history.holds(run.file, run.paths.git_dir, scratch, bundle, tips):
+            return None if file.evidence is not None and name == freeze.COMMITS else run.paths.ref(bundle)
+    assert free is not None
+    made = scratch / "gone.bundle"
+    if not history.save_commits(run.file, run.paths.git_dir, scratch / "git", tips, made):
+        return None
+    move_file(made, free)
+    sync_dir(target)
+    sync_dir(target.parent)
+    return run.paths.ref(free)
