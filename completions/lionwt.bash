@@ -53,10 +53,14 @@ _lionwt() {
                 'lease --retain-until') wants='any' ;;
                 'lease --retain-for') wants='any' ;;
                 'lease --require') wants='any' ;;
+                'lease --check-merged') wants='any' ;;
+                'lease --check-timeout') wants='any' ;;
                 'lease --after') wants='worker' ;;
                 'lease --owner-pid') wants='any' ;;
                 'start --grants') wants='file' ;;
                 'freeze --validation') wants='any' ;;
+                'freeze --check') wants='any' ;;
+                'freeze --check-timeout') wants='any' ;;
                 'freeze --stop-after') wants='any' ;;
                 'promote --policy') wants='patch_only merge_validated' ;;
                 'promote --lock-timeout') wants='any' ;;
@@ -82,9 +86,9 @@ _lionwt() {
     if [[ -z $ended && $cur == -* ]]; then
         case $command in
             '') _lionwt_offer -V --version --json -h --help ;;
-            'lease') _lionwt_offer -w --worker --target --session --repo --policy --retain-until --retain-for --require --after --owner-pid --json -h --help ;;
+            'lease') _lionwt_offer -w --worker --target --session --repo --policy --retain-until --retain-for --require --check-merged --check-timeout --after --owner-pid --json -h --help ;;
             'start') _lionwt_offer --grants --json -h --help ;;
-            'freeze') _lionwt_offer --succeeded --failed --cancelled --validation --stop-after --accept-incomplete --json -h --help ;;
+            'freeze') _lionwt_offer --succeeded --failed --cancelled --validation --check --check-timeout --stop-after --accept-incomplete --json -h --help ;;
             'promote') _lionwt_offer --policy --lock-timeout --json -h --help ;;
             'reconcile') _lionwt_offer --takeover --dry-run --json -h --help ;;
             'reap') _lionwt_offer --all --dry-run --json -h --help ;;

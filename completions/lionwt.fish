@@ -10,7 +10,7 @@ function __lionwt_words # the sub-command and its arguments that stand before th
             echo -- $word
         else if test "$word" = --
             set ended yes
-        else if contains -- "$word" --after --grants --lock-timeout --owner-pid --policy --repo --require --retain-for --retain-until --session --stop-after --target --validation --worker -w
+        else if contains -- "$word" --after --check --check-merged --check-timeout --grants --lock-timeout --owner-pid --policy --repo --require --retain-for --retain-until --session --stop-after --target --validation --worker -w
             set wants yes
         else if not string match -q -- '-*' "$word"
             echo -- $word
@@ -67,6 +67,8 @@ complete -c lionwt -n '__lionwt_in lease' -l policy -x -a 'patch_only merge_vali
 complete -c lionwt -n '__lionwt_in lease' -l retain-until -x -d 'Keep worktrees that need a person until then: Unix seconds or ISO 8601'
 complete -c lionwt -n '__lionwt_in lease' -l retain-for -x -d 'The same, as a duration: 90s, 15m, 2h'
 complete -c lionwt -n '__lionwt_in lease' -l require -x -d 'A validation every worker must pass; repeatable'
+complete -c lionwt -n '__lionwt_in lease' -l check-merged -x -d 'NAME=CMD, run on each merged tree before it lands; repeatable'
+complete -c lionwt -n '__lionwt_in lease' -l check-timeout -x -d 'How long one check may take'
 complete -c lionwt -n '__lionwt_in lease' -l after -x -a '(__lionwt_workers)' -d 'A worker to land before these; repeatable'
 complete -c lionwt -n '__lionwt_in lease' -l owner-pid -x -d 'The process that answers for the leases, or none; default the caller'
 complete -c lionwt -n '__lionwt_in lease' -l json -d 'Print exactly one JSON object on stdout'
@@ -78,6 +80,8 @@ complete -c lionwt -n '__lionwt_in freeze' -l succeeded -d 'The worker did its j
 complete -c lionwt -n '__lionwt_in freeze' -l failed -d 'The worker failed'
 complete -c lionwt -n '__lionwt_in freeze' -l cancelled -d 'The worker was cancelled'
 complete -c lionwt -n '__lionwt_in freeze' -l validation -x -d 'NAME=pass|fail[,exit=N][,evidence=REF]; repeatable'
+complete -c lionwt -n '__lionwt_in freeze' -l check -x -d 'NAME=CMD, run in the worktree; a validation of that name. Repeatable'
+complete -c lionwt -n '__lionwt_in freeze' -l check-timeout -x -d 'How long one check may take'
 complete -c lionwt -n '__lionwt_in freeze' -l stop-after -x -d 'Seconds the worker\'s processes get to stop; 0 stops nothing and answers busy'
 complete -c lionwt -n '__lionwt_in freeze' -l accept-incomplete -d 'With --failed or --cancelled: keep raw what git cannot hold'
 complete -c lionwt -n '__lionwt_in freeze' -l json -d 'Print exactly one JSON object on stdout'

@@ -87,6 +87,11 @@ def lease_command(
     require: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A validation every worker must pass; repeatable.")
     ] = None,
+    check_merged: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CHECK", help="NAME=CMD, run on each merged tree before it lands; repeatable."),
+    ] = None,
+    check_timeout: Annotated[str, typer.Option(metavar="TIME", help="How long one check may take.")] = "15m",
     after: Annotated[
         list[str] | None, typer.Option(metavar="WORKER", help="A worker to land before these; repeatable.")
     ] = None,
@@ -114,6 +119,7 @@ def lease_command(
         retain_until=parsing.moment(retain_until),
         retain_for=parsing.duration(retain_for, "--retain-for"),
         required=parsing.validation_names(require or ()),
+        merged=parsing.checks(check_merged or (), check_timeout, "--check-merged"),
         after=tuple(after or ()),
         owner=parsing.owner(owner_pid),
     )
@@ -150,6 +156,11 @@ def freeze_command(
     validation: Annotated[
         list[str] | None, typer.Option(metavar="RESULT", help="NAME=pass|fail[,exit=N][,evidence=REF]; repeatable.")
     ] = None,
+    check: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CHECK", help="NAME=CMD, run in the worktree; a validation of that name. Repeatable."),
+    ] = None,
+    check_timeout: Annotated[str, typer.Option(metavar="TIME", help="How long one check may take.")] = "15m",
     stop_after: Annotated[
         str,
         typer.Option(metavar="S", help="Seconds the worker's processes get to stop; 0 stops nothing and answers busy."),
@@ -175,6 +186,7 @@ def freeze_command(
         succeeded=succeeded,
         cancelled=cancelled,
         validations=tuple(parsing.validation(entry) for entry in validation or ()),
+        checks=parsing.checks(check or (), check_timeout, "--check"),
         accept_incomplete=accept_incomplete,
         stop_after=parsing.seconds(stop_after, "--stop-after"),
     )

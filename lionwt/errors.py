@@ -65,6 +65,7 @@ CODES: Final[dict[str, Code]] = {
     "called_by_worker": Code(REFUSED, "a worker never completes itself"),
     "grants_mismatch": Code(REFUSED, "the granted paths are not the lease's"),
     "wrong_state": Code(REFUSED, "the lease is not in the state that the verb needs"),
+    "check_wrote": Code(REFUSED, "a check changed the worktree that it was to look at; nothing was frozen"),
     "already_done": Code(REFUSED, "it was done before, with other arguments"),
     "candidate_mismatch": Code(REFUSED, "the candidate is not the one that was frozen"),
     "repository_unsupported": Code(REFUSED, "a bare or unborn repository, or none"),

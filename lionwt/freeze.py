@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lionwt import evidence, git, history, names, processes, repository, teardown, trash, worktree
+from lionwt import checks, evidence, git, history, names, processes, repository, teardown, trash, worktree
 from lionwt.capture import Capture, Capturer
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.evidence import Change, Notes
 from lionwt.faults import point
-from lionwt.records import Candidate, Evidence, Identity, LeaseFile, Validation
+from lionwt.records import Candidate, Check, Evidence, Identity, LeaseFile, Validation
 from lionwt.session import Run
 from lionwt.store import make_own_dir, move_file, sync_dir
 
@@ -38,15 +38,16 @@ class Verdict:
     validations: Sequence[Validation] = ()
     accept_incomplete: bool = False
     stop_after: float = processes.DEFAULT_STOP_AFTER
+    checks: Sequence[Check] = ()
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
-        for result in self.validations:
-            if result.name in seen:
+        for name in (*(result.name for result in self.validations), *(check.name for check in self.checks)):
+            if name in seen:
                 raise LionwtError(
-                    "usage", f"validation {result.name!r} was given twice; nothing was changed", hint="give it once"
+                    "usage", f"validation {name!r} was given twice; nothing was changed", hint="give it once"
                 )
-            seen.add(result.name)
+            seen.add(name)
         if self.succeeded and self.cancelled:
             raise LionwtError("usage", "a worker cannot have succeeded and been cancelled; nothing was changed")
         if self.accept_incomplete and self.succeeded:
@@ -114,8 +115,9 @@ def _answer_again(file: LeaseFile, verdict: Verdict) -> LeaseFile:
     same = (
         candidate.worker_succeeded == verdict.succeeded
         and candidate.cancelled == verdict.cancelled
-        and sorted(candidate.validations, key=lambda result: result.name)
+        and sorted(_given(candidate, verdict), key=lambda result: result.name)
         == sorted(verdict.validations, key=lambda result: result.name)
+        and {check.name for check in verdict.checks} <= {result.name for result in candidate.validations}
     )
     if same:
         return file
@@ -124,6 +126,12 @@ def _answer_again(file: LeaseFile, verdict: Verdict) -> LeaseFile:
         f"worker {file.worker_id!r} was frozen with another verdict; nothing was changed",
         hint="a frozen candidate is immutable; promote it, or lease a new worker",
     )
+
+
+def _given(candidate: Candidate, verdict: Verdict) -> list[Validation]:
+    """The validations that the caller gave; how its checks ended is not run again."""
+    checked = {check.name for check in verdict.checks}
+    return [result for result in candidate.validations if result.name not in checked]
 
 
 @dataclass(frozen=True)
@@ -136,6 +144,7 @@ class Proof:
     evidence: Evidence
     diagnostics: tuple[tuple[str, str], ...]
     ref_prefix: str
+    ran: tuple[checks.Ran, ...] = ()
 
 
 def capture_evidence(run: Run, file: LeaseFile, identity: Identity, verdict: Verdict) -> Proof:
@@ -147,7 +156,10 @@ def capture_evidence(run: Run, file: LeaseFile, identity: Identity, verdict: Ver
             began_ns = time.time_ns()
             capture = Capturer(run.file, run.paths, file, identity, scratch).capture()
             point("freeze.captured")
-            proof = _write_evidence(run, file, identity, verdict, capture, scratch, target, began_ns)
+            ran = checks.in_worktree(run, file, verdict.checks, scratch)
+            if ran:
+                capture = _unchanged(run, file, identity, capture, scratch / "again", ran)
+            proof = _write_evidence(run, file, identity, verdict, capture, scratch, target, began_ns, ran)
             sync_dir(target)
             sync_dir(target.parent)
             point("freeze.evidence")
@@ -156,6 +168,19 @@ def capture_evidence(run: Run, file: LeaseFile, identity: Identity, verdict: Ver
     _anchor(run, file, proof.evidence)
     point("freeze.anchored")
     return proof
+
+
+def _unchanged(
+    run: Run, file: LeaseFile, identity: Identity, before: Capture, scratch: Path, ran: Sequence[checks.Ran]
+) -> Capture:
+    """Another look after the checks; raises ``check_wrote`` where the tree is not what it was."""
+    scratch.mkdir()
+    after = Capturer(run.file, run.paths, file, identity, scratch).capture()
+    if after.tree != before.tree:
+        changed = evidence.changes_between(run.private(), before.tree, after.tree)
+        paths = [git.text(change.path) for change in changed]
+        raise checks.wrote(file, [one.check.name for one in ran], paths)
+    return after
 
 
 def _write_evidence(
@@ -167,6 +192,7 @@ def _write_evidence(
     scratch: Path,
     target: Path,
     began_ns: int,
+    ran: tuple[checks.Ran, ...],
 ) -> Proof:
     private, base, root = run.private(), run.file.base_sha, file.lease.worktree_path
     past = history.read(run.file, run.paths.git_dir, file, identity, _recorded_elsewhere(run, file))
@@ -243,6 +269,7 @@ def _write_evidence(
         "kept": evidence.digests(
             target, [SAVED, COMMITS, *(row["bundle"].rpartition("/")[2] for row in subs if row["bundle"])]
         ),
+        "checks": [_check_row(one, run.paths.artifact_root) for one in ran],
         "artifacts": evidence.artifact_files(file.lease.artifact_path),
         "diagnostics": [{"code": code, "message": message} for code, message in notes.diagnostics],
     }
@@ -262,6 +289,7 @@ def _write_evidence(
         ),
         diagnostics=tuple(notes.diagnostics),
         ref_prefix=run.paths.ref(target),
+        ran=ran,
     )
 
 
@@ -317,6 +345,16 @@ def _file_row(change: Change) -> dict[str, Any]:
     }
 
 
+def _check_row(one: checks.Ran, artifact_root: Path) -> dict[str, Any]:
+    return {
+        "name": one.check.name,
+        "command": one.check.command,
+        "exit_code": one.exit_code,
+        "log": one.log,
+        "log_sha256": evidence.sha256_of(artifact_root / one.log)[0],
+    }
+
+
 def _candidate_commit(
     run: Run, file: LeaseFile, tree: str, past: history.History, keep_line: bool, changed: bool
 ) -> str:
@@ -364,7 +402,7 @@ def _frozen(run: Run, file: LeaseFile, verdict: Verdict, proof: Proof) -> LeaseF
         patch_sha256=proof.patch_sha256,
         files_changed=tuple(git.text(change.path) for change in proof.changes),
         artifact_manifest_ref=f"{prefix}/{MANIFEST}",
-        validations=tuple(verdict.validations),
+        validations=(*verdict.validations, *(one.validation() for one in proof.ran)),
         worker_succeeded=verdict.succeeded,
         cancelled=verdict.cancelled,
     )
@@ -375,4 +413,7 @@ def _frozen(run: Run, file: LeaseFile, verdict: Verdict, proof: Proof) -> LeaseF
         frozen = file.to("frozen", "freeze", **changes)
     for code, message in proof.diagnostics:
         frozen = frozen.noting(code, message, f"{prefix}/{MANIFEST}")
+    for one in proof.ran:
+        if not one.passed:
+            frozen = frozen.noting("check_failed", f"check {one.check.name!r} {one.told}", one.log)
     return frozen

@@ -19,7 +19,7 @@ from pathlib import Path
 from lionwt import git, locks, names, repository, snapshot, worktree
 from lionwt.errors import LionwtError
 from lionwt.faults import point
-from lionwt.records import CompletionPolicy, Owner, Place, Policy, RunFile
+from lionwt.records import Check, CompletionPolicy, Owner, Place, Policy, RunFile
 from lionwt.store import Store, make_private_dir
 
 
@@ -37,6 +37,7 @@ class Request:
     retain_until: float | None = None
     retain_for: float | None = None
     required: Sequence[str] = ()
+    merged: Sequence[Check] = ()
     after: Sequence[str] = ()
     owner: Owner | None = None
     base_sha: str | None = None
@@ -118,6 +119,7 @@ def _plan(paths: names.RunPaths, request: Request) -> Plan:
         policy=policy,
         retain_for=request.retain_for,
         required_validations=tuple(request.required),
+        merged_checks=tuple(request.merged),
         protected=tuple(dict.fromkeys(protected)),
         user_name=settings.user_name,
         user_email=settings.user_email,
@@ -174,6 +176,8 @@ def compare(run: RunFile, paths: names.RunPaths, request: Request) -> Plan:
         wrong = f"the base is {run.base_sha}"
     elif request.required and tuple(request.required) != run.required_validations:
         wrong = f"the declared validations are {', '.join(run.required_validations) or 'none'}"
+    elif request.merged and tuple(request.merged) != run.merged_checks:
+        wrong = f"the merge checks are {', '.join(check.name for check in run.merged_checks) or 'none'}"
     elif request.target is not None and not _same_target(run, request.target):
         wrong = f"the target is {names.short_branch(run.target)!r}"
     elif request.start is not None and repository.discover(request.start).checkout != Path(run.checkout.path):

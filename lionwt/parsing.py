@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lionwt.errors import LionwtError
-from lionwt.records import Owner, Validation
+from lionwt.records import Check, Owner, Validation
 
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 #: Seconds that a wait may last at most: a day. Whoever wants more repeats the command.
@@ -117,6 +117,22 @@ def validation(value: str) -> Validation:
         exit_code=int(exit_code) if exit_code is not None else None,
         evidence_ref=reference,
     )
+
+
+def checks(values: Sequence[str], timeout: str, option: str) -> tuple[Check, ...]:
+    """``NAME=CMD`` for each check, all with one bound in seconds; a name is given once."""
+    bound = seconds(timeout, "--check-timeout")
+    if bound <= 0:
+        raise _usage(f"--check-timeout {timeout!r} leaves no time")
+    found: dict[str, Check] = {}
+    for value in values:
+        name, separator, command = value.partition("=")
+        if not separator or not _is_name(name) or not command.strip() or "\0" in command:
+            raise _usage(f"{option} {value!r} cannot be understood", hint=f'write {option} NAME="COMMAND"')
+        if name in found:
+            raise _usage(f"{option} {name!r} was given twice", hint="give every check a name of its own")
+        found[name] = Check(name=name, command=command, timeout=bound)
+    return tuple(found.values())
 
 
 def owner(value: str | None) -> Owner | None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lionwt import evidence, landing, locks, names, processes, repository, settle, snapshot, teardown, trash
+from lionwt import checks, evidence, landing, locks, names, processes, repository, settle, snapshot, teardown, trash
 from lionwt.checkout import Checkout
 from lionwt.errors import LionwtError, worst
 from lionwt.records import CompletionPolicy, LeaseFile, Outcome, Record
@@ -154,20 +154,68 @@ def _complete_one(
         (completion.pending if named else completion.not_ready).append(pending)
         return
     done = None
+    tested: Tested = {}
     if asked == "patch_only":
         with run.locked(worker_id, lock_timeout) as file:
             begun = file.intent is not None and file.intent.kind == "promote"
             if not begun and not Checkout(run).is_locked_for(file.lease.state_path):
                 done = _keep_patch(run, file)
-    if done is None:  # a landing, also one that was begun and has to be settled first
-        with (
-            locks.held(promotion_lock(run.common_dir), "promotion", lock_timeout) as lock_fd,
-            run.locked(worker_id, lock_timeout) as file,
-        ):
-            done = _land(run, file, asked, lock_fd, lock_timeout)
+    while done is None:  # a landing, also one that was begun and has to be settled first
+        try:
+            with (
+                locks.held(promotion_lock(run.common_dir), "promotion", lock_timeout) as lock_fd,
+                run.locked(worker_id, lock_timeout) as file,
+            ):
+                done = _land(run, file, asked, lock_fd, lock_timeout, tested)
+        except _Untested as wanted:
+            # Without the promotion lock: a check may take long. Another landing meanwhile makes
+            # another tree, and that is checked anew; of those there are no more than leases.
+            with run.locked(worker_id, lock_timeout) as file:
+                if file.lease.state == "frozen" and file.outcome is None:
+                    tested[wanted.expected, wanted.tree] = checks.on_merge(run, file, wanted.expected, wanted.tree)
     assert done.record is not None
     completion.files.append(done)
     completion.records.append(done.record)
+
+
+#: What the merge checks said of a merge: of the target's head and the merged tree.
+Tested = dict[tuple[str, str], tuple[checks.Ran, ...]]
+
+
+class _Untested(Exception):
+    """A merge that has to be checked before it may land."""
+
+    def __init__(self, expected: str, tree: str) -> None:
+        super().__init__(expected, tree)
+        self.expected, self.tree = expected, tree
+
+
+def _require_checked(run: Run, file: LeaseFile, expected: str, tree: str, tested: Tested) -> LeaseFile:
+    """The file with what the checks said; raises ``validation_failed`` for red ones (design section 7, promote 4)."""
+    if not run.file.merged_checks:
+        return file
+    ran = tested.get((expected, tree))
+    if ran is None:
+        Checkout(run).require_on_target()  # what is plainly in the way is said before a long check, not after it
+        raise _Untested(expected, tree)
+    for one in ran:
+        file = file.noting("merge_checked", f"{one.check.name!r} {one.told} on the merged tree {tree}", one.log)
+    if red := [one for one in ran if not one.passed]:
+        raise _Red(
+            file,
+            f"worker {file.worker_id!r} merged into {names.short_branch(run.file.target)!r}: "
+            f"{', '.join(f'{one.check.name} {one.told}' for one in red)}; nothing was landed",
+            f"its patch is kept as evidence; what the check said: {run.paths.artifact_root / red[0].log}",
+        )
+    return file
+
+
+class _Red(LionwtError):
+    """A merge check that is red; ``file`` carries what the checks said."""
+
+    def __init__(self, file: LeaseFile, message: str, hint: str) -> None:
+        super().__init__("validation_failed", message, hint=hint)
+        self.file = file
 
 
 def _refuse_other_policy(file: LeaseFile, explicit: CompletionPolicy | None) -> None:
@@ -210,7 +258,9 @@ def _is_empty(file: LeaseFile) -> bool:
     return file.candidate is not None and not file.candidate.files_changed
 
 
-def _land(run: Run, file: LeaseFile, asked: CompletionPolicy, lock_fd: int, lock_timeout: float) -> LeaseFile:
+def _land(
+    run: Run, file: LeaseFile, asked: CompletionPolicy, lock_fd: int, lock_timeout: float, tested: Tested
+) -> LeaseFile:
     """merge_validated, under the promotion lock and the lease's."""
     settle.unresolved_landings(run, file.worker_id, lock_fd, lock_timeout)
     file = run.lease(file.worker_id)
@@ -219,11 +269,11 @@ def _land(run: Run, file: LeaseFile, asked: CompletionPolicy, lock_fd: int, lock
     if file.outcome is None:
         if asked == "patch_only":
             return _keep_patch(run, file)
-        file = _decide(run, file, lock_fd)
+        file = _decide(run, file, lock_fd, tested)
     return teardown.finish(run, file)
 
 
-def _decide(run: Run, file: LeaseFile, lock_fd: int) -> LeaseFile:
+def _decide(run: Run, file: LeaseFile, lock_fd: int, tested: Tested) -> LeaseFile:
     """Land the candidate, or make durable why it is not landed."""
     assert file.candidate is not None and file.evidence is not None
     try:
@@ -254,8 +304,11 @@ def _decide(run: Run, file: LeaseFile, lock_fd: int) -> LeaseFile:
                 hint=f"merge it by hand: git -C {run.file.checkout.path} apply --3way "
                 f"{run.paths.evidence(file.worker_id) / 'candidate.patch'}",
             )
+        file = _require_checked(run, file, expected, tree, tested)
         return landing.land(run, file, expected, tree, lock_fd)
     except LionwtError as error:
+        if isinstance(error, _Red):
+            file = error.file
         outcome = _outcome_of(file, error)
         if outcome is None:
             raise

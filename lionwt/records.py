@@ -308,6 +308,14 @@ class LeaseFile(Data, frozen=True, kw_only=True, rename={"schema_": "schema"}):
         return self.having(diagnostics=(*self.diagnostics, note))
 
 
+class Check(Data, frozen=True, kw_only=True):
+    """A command that a run declares; it may take ``timeout`` seconds."""
+
+    name: str
+    command: str
+    timeout: float
+
+
 class Place(Data, frozen=True, kw_only=True):
     """A directory by path and by identity."""
 
@@ -345,6 +353,7 @@ class RunFile(Data, frozen=True, kw_only=True, rename={"schema_": "schema"}):
     policy: Policy
     retain_for: float | None = None
     required_validations: tuple[str, ...] = ()
+    merged_checks: tuple[Check, ...] = ()
     protected: tuple[str, ...] = ()
     user_name: str | None = None
     user_email: str | None = None

@@ -42,6 +42,7 @@ def of_lease(run: Run, files: Sequence[LeaseFile]) -> Answer:
                 "base_sha": pinned.base_sha,
                 "policy": plain(pinned.policy),
                 "required_validations": list(pinned.required_validations),
+                "merged_checks": [plain(check) for check in pinned.merged_checks],
             },
             "leases": [plain(lease) for lease in leases],
             "bindings": [plain(Binding.of(lease)) for lease in leases],

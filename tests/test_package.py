@@ -28,7 +28,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("store", "processes", "repository", "mounts", "contracts", "listing", "walk"),
     ("locks", "parsing", "parameters", "snapshot", "worktree", "history"),
     ("capture", "session"),
-    ("evidence", "trash", "sweep", "start", "status", "opening"),
+    ("evidence", "checks", "trash", "sweep", "start", "status", "opening"),
     ("checkout", "late", "allocation"),
     ("teardown",),
     ("landing", "freeze", "lease"),
@@ -50,7 +50,7 @@ ONLY_IN = {
     "msgspec": {"records"},
     "pydantic": {"contracts"},
     "psutil": {"processes"},
-    "subprocess": {"git"},
+    "subprocess": {"git", "checks"},
     "asyncio": {"coordinator", "turn"},
 }
 #: What starts a process without subprocess.
