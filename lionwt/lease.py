@@ -6,7 +6,8 @@ then target and base, then the settings snapshot, all pinned. Then every id is
 reserved by a durable lease file with the intent to allocate, before git makes
 the first thing; a nonce in it proves later whose a half-made worktree is. Only
 when all worktrees stand is each lease recorded as allocated. Whatever fails in
-between is undone: exactly what this call made, nothing else.
+between is undone: exactly what this call made, nothing else. Retained worktrees
+of the run whose time has come go first.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import contextlib
 import os
 import time
 
-from lionwt import locks, names, processes, repository, worktree
+from lionwt import locks, names, processes, repository, teardown, trash, worktree
 from lionwt.allocation import Made, allocate, failed
 from lionwt.errors import LionwtError
 from lionwt.faults import point
@@ -49,6 +50,7 @@ def lease(paths: names.RunPaths, request: Request) -> tuple[Run, list[LeaseFile]
     _require_uninterrupted(run)
     _check_free(run, request)
     _check_predecessors(run, request)
+    _tear_down_expired(run)
     point("lease.planned")
     with contextlib.ExitStack() as stack:
         for worker_id in sorted(request.workers):
@@ -155,6 +157,29 @@ def _require_uninterrupted(run: Run) -> None:
                 "nothing was made",
                 hint=f"finish it first: lionwt reconcile {run.argument}",
             )
+
+
+def _tear_down_expired(run: Run) -> None:
+    """Tear down retained worktrees whose time has come, before anything new is allocated (ADR-0091 D5).
+
+    Their leases have ended, so that reconciles nothing. What cannot be removed is
+    ``teardown_failed`` then, and stands in nobody's way; a process that still
+    works there makes the call busy.
+    """
+    files, _ = run.store.leases(run.file)
+    now = time.time()
+    try:
+        expired = [file.worker_id for file in files if teardown.has_expired(file, now)]
+        for worker_id in expired:
+            with run.locked(worker_id) as file:
+                if teardown.has_expired(file, now):
+                    teardown.expire(run, file)
+    except LionwtError as error:
+        raise LionwtError(
+            error.code, f"{error.message}; nothing was made", hint=error.hint, diagnostics=error.diagnostics
+        ) from error
+    if expired:
+        trash.clear(run)
 
 
 def _check_predecessors(run: Run, request: Request) -> None:

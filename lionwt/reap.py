@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lionwt import names, promote, session, trash
+from lionwt import names, promote, session, teardown, trash
 from lionwt.errors import LionwtError, worst
-from lionwt.reconcile import Finding, Step, clock_is_wrong, expire, find_orphans
+from lionwt.reconcile import Finding, Step, clock_is_wrong, find_orphans
 from lionwt.records import Record
 from lionwt.session import Run
 
@@ -84,7 +84,7 @@ def _reap_run(run: Run, done: Reaping, dry_run: bool) -> None:
         try:
             with run.locked(known.worker_id) as file:
                 if file.record is not None and file.record.status == "retained":
-                    file = expire(run, file)
+                    file = teardown.expire(run, file)
                 if file.record is not None:
                     done.records.append(file.record)
         except LionwtError as error:

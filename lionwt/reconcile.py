@@ -230,18 +230,14 @@ def _decide_ended(
         if now < seen.file.lease.created_at:
             findings.append(clock_is_wrong(seen.file, now))
         elif record.retention_until is not None and now >= record.retention_until:
-            return step("its retention has expired", "tear it down", expire)
+            return step("its retention has expired", "tear it down", teardown.expire)
     return None, None
 
 
 def clock_is_wrong(file: LeaseFile, now: float) -> Finding:
     """The finding of a clock that stands before the lease was made: nothing is deleted by it."""
-    return Finding(
-        "clock_wrong",
-        f"the clock says {now:.0f}, but {file.worker_id!r} was leased at {file.lease.created_at:.0f}; "
-        "it was left as it is",
-        file.worker_id,
-    )
+    error = teardown.clock_is_wrong(file, now)
+    return Finding(error.code, error.message, file.worker_id)
 
 
 def _require_abandoned(run: Run, files: list[LeaseFile], takeover: bool) -> None:
@@ -345,10 +341,3 @@ def retry_teardown(run: Run, file: LeaseFile) -> LeaseFile:
         )
         return run.store.write(file.having(record=replaced))
     return teardown.finish(run, file)
-
-
-def expire(run: Run, file: LeaseFile) -> LeaseFile:
-    """Tear down a retained worktree whose time has come; what it needed a person for still stands."""
-    assert file.outcome is not None
-    outcome = file.outcome.having(status="needs_resolution")
-    return teardown.finish(run, teardown.decide(run, file, outcome))

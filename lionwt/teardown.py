@@ -31,6 +31,31 @@ def decide(run: Run, file: LeaseFile, outcome: Outcome) -> LeaseFile:
     return written
 
 
+def expire(run: Run, file: LeaseFile) -> LeaseFile:
+    """Tear down a retained worktree whose time has come; what it needed a person for still stands."""
+    return finish(run, decide(run, file, _outcome(file).having(status="needs_resolution")))
+
+
+def has_expired(file: LeaseFile, now: float) -> bool:
+    """Whether a lease's worktree is retained and its time has come; raises ``clock_wrong`` where nobody can tell."""
+    record = file.record
+    if record is None or record.status != "retained":
+        return False
+    if now < file.lease.created_at:
+        raise clock_is_wrong(file, now)
+    return record.retention_until is not None and now >= record.retention_until
+
+
+def clock_is_wrong(file: LeaseFile, now: float) -> LionwtError:
+    """The error of a clock that stands before the lease was made: nothing is deleted by it."""
+    return LionwtError(
+        "clock_wrong",
+        f"the clock says {now:.0f}, but {file.worker_id!r} was leased at {file.lease.created_at:.0f}; "
+        "it was left as it is",
+        hint="set the clock, then run the same command again",
+    )
+
+
 def finish(run: Run, file: LeaseFile) -> LeaseFile:
     """Carry out a decided outcome and write the record. Call with the lease's lock held.
 

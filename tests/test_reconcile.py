@@ -579,6 +579,43 @@ def test_a_clock_that_runs_backwards_deletes_nothing(world: World, repo: Repo) -
     assert worker.path.exists()
 
 
+def test_lease_tears_down_what_has_expired_before_it_allocates(world: World, repo: Repo) -> None:
+    """ADR-0091 D5: expired retained worktrees are torn down before new allocation; nothing else of the run is."""
+    worker = conflict_retained(world, repo, "2h")
+    again = ("lease", "r1", "--json", "--owner-pid", "none", "-w")
+    assert world.lionwt(*again, "w2").code == 0
+    assert worker.path.exists()  # its time has not come
+    set_back(world, retention_until=time.time() - 1)
+    assert world.lionwt(*again, "w1").error == "id_reused"
+    assert worker.path.exists()  # a refused call tears nothing down
+    with subprocess.Popen(["sleep", "60"], cwd=worker.path, env=world.environment()) as shell:
+        try:
+            busy = world.lionwt(*again, "w3")
+            assert (busy.code, busy.error) == (6, "worker_alive"), busy
+            assert "nothing was made" in busy.json["error"]["message"]
+        finally:
+            shell.kill()
+    assert not (world.state("r1") / "workspaces" / "w3.json").exists()
+    answer = world.lionwt(*again, "w3")
+    assert answer.code == 0, answer
+    record = world.record("r1", "w1")
+    assert (record["status"], record["worktree_removed"], record["branch_deleted"]) == ("needs_resolution", True, True)
+    assert not worker.path.exists()
+    assert repo.git("for-each-ref", "--format=%(refname)", "refs/heads/lionagi", "refs/lionwt").split() == [
+        "refs/heads/lionagi/r1/w2",
+        "refs/heads/lionagi/r1/w3",
+    ]
+
+
+def test_lease_is_refused_where_the_clock_cannot_say_what_has_expired(world: World, repo: Repo) -> None:
+    """Design section 8: retained, clock before created_at → refused: the clock is wrong."""
+    worker = conflict_retained(world, repo, "2h")
+    set_back(world, retention_until=time.time() - 10, created_at=time.time() + 3600)
+    answer = world.lionwt("lease", "r1", "--json", "--owner-pid", "none", "-w", "w2")
+    assert (answer.code, answer.error) == (7, "clock_wrong"), answer
+    assert worker.path.exists()
+
+
 def test_status_says_what_blocks_each_lease_and_what_to_type(world: World, repo: Repo) -> None:
     """Design section 5: ``status`` shows every lease: state, age, what blocks it, what to type next."""
     world.lease("r1", "a", start=False)
