@@ -126,7 +126,9 @@ def _show(answer: Answer, as_json: bool) -> None:
     if answer.error is not None and not answer.told:
         _write(sys.stderr, _error_lines(answer.error))
     if answer.next and answer.exit_code == 0:
-        _write(sys.stdout, [Line(f"next: {command}", "dim") for command in answer.next[:3]])
+        _write(sys.stdout, [Line(f"next: {command}", "dim") for command in answer.next[:_NEXT]])
+        if (more := len(answer.next) - _NEXT) > 0:
+            _write(sys.stdout, [Line(f"      and {more} more (--json lists all)", "dim")])
 
 
 def _forget_unwritten() -> None:
@@ -147,6 +149,8 @@ def _error_lines(error: LionwtError) -> list[Line]:
     return lines
 
 
+#: So many commands are offered below an answer.
+_NEXT: Final = 3
 _STYLES: Final = {"good": "green", "bad": "bold red", "warn": "yellow", "dim": "dim", "": ""}
 
 

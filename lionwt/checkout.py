@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lionwt import evidence, git, history, names, store, worktree
+from lionwt import evidence, git, history, names, store, words, worktree
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.evidence import Change
 from lionwt.listing import GITLINK, SYMLINK, Entry
@@ -29,6 +30,8 @@ from lionwt.store import sync_dir
 
 #: Seconds to wait for a git of the operator's to finish with the index.
 INDEX_WAIT: Final = 5.0
+#: So many paths in the way are named.
+_SHOWN: Final = 10
 
 
 def blocked(what: str, hint: str) -> LionwtError:
@@ -219,24 +222,41 @@ class Checkout:
             "update-index", "-q", "--ignore-submodules", "--refresh", ok=(0, 1), timeout=git.CONTENT
         )  # 1: something differs
         tried = private.run("read-tree", "-n", "-m", "-u", expected, merge, ok=(0, 1, 128), timeout=git.CONTENT)
+        changes = evidence.changes_between(self.run.private(), expected, merge)
+        in_way = {path: "not committed" for path in self._uncommitted(private, expected, changes) if tried.code}
+        for path in self._removed(private, [change.path for change in changes if change.status in "MT"]):
+            in_way[path] = "removed, not committed"
+        for path in self._hidden_obstacles(private, [change.path for change in changes if change.status in "AT"]):
+            in_way[path] = "not tracked"
+        if in_way:
+            raise self._in_the_way(in_way)
         if tried.code:
             said = git.text(tried.err).strip().replace("error: ", "").splitlines()
             raise blocked(
-                f"files of yours in {self.root} are in the way: {'; '.join(said[:6])}",
+                f"files of yours in {self.root} are in the way: {words.some(said, 6, '; ')}",
                 "commit them, stash them or move them away, then promote again",
             )
-        changes = evidence.changes_between(self.run.private(), expected, merge)
-        if removed := self._removed(private, [change.path for change in changes if change.status in "MT"]):
-            raise blocked(
-                f"{git.text(removed)!r} in {self.root} was removed and not committed, and the landing would restore it",
-                "commit its removal or restore it, then promote again",
-            )
-        added = [change.path for change in changes if change.status in "AT"]
-        if in_way := self._hidden_obstacle(private, added):
-            raise blocked(
-                f"{git.text(in_way)!r} in {self.root} is in the way (git ignores it, and would overwrite it)",
-                "move it away, then promote again",
-            )
+
+    def _in_the_way(self, in_way: Mapping[bytes, str]) -> LionwtError:
+        """The error that names what is in the way, and how it is put aside."""
+        shown = [f"{git.text(path)!r} ({why})" for path, why in sorted(in_way.items())]
+        count = words.count(len(in_way), "file of yours is", "files of yours are")
+        paths = " ".join(shlex.quote(git.text(path)) for path in sorted(in_way))
+        if "not tracked" in in_way.values() or len(in_way) > _SHOWN:
+            hint = "commit, stash (git stash push --all) or move away what is named, then promote again"
+        else:
+            hint = f"commit what is named, or put it aside: git -C {self.root} stash push -- {paths}"
+        return blocked(f"{count} in the way in {self.root}: {words.some(shown, _SHOWN)}", hint)
+
+    def _uncommitted(self, private: git.Git, expected: str, changes: Sequence[Change]) -> list[bytes]:
+        """The paths of a landing that differ from what is committed: in the index, or in the file."""
+        differing: set[bytes] = set()
+        for command in (
+            ("diff-index", "-z", "--cached", "--name-only", "--no-renames", expected, "--"),
+            ("diff-files", "-z", "--name-only", "--"),
+        ):
+            differing.update(git.records(private.run(*command, timeout=git.CONTENT).out))
+        return [change.path for change in changes if change.path in differing]
 
     def _as_sparse_as_it_is(self, private: git.Git) -> git.Git:
         """The same, under the operator's own sparse definition: what is left out there stays left out."""
@@ -264,35 +284,35 @@ class Checkout:
         found = self.shared().run("config", "--type=bool", "--get", key, ok=(0, 1, 128))
         return git.text(found.out).strip() if found.code == 0 else ""
 
-    def _removed(self, private: git.Git, paths: Sequence[bytes]) -> bytes | None:
-        """The first of tracked ``paths`` that the operator removed; what sparse leaves out is not removed."""
+    def _removed(self, private: git.Git, paths: Sequence[bytes]) -> list[bytes]:
+        """The tracked ``paths`` that the operator removed; what sparse leaves out is not removed."""
         missing = [path for path in paths if not os.path.lexists(self._absolute(path))]
         if not missing:
-            return None
+            return []
         listed = git.records(private.run("ls-files", "-z", "-t", timeout=git.CONTENT).out)
         skipped = {row[2:] for row in listed if row.startswith(b"S ")}
-        return next((path for path in missing if path not in skipped), None)
+        return [path for path in missing if path not in skipped]
 
-    def _hidden_obstacle(self, private: git.Git, added: Sequence[bytes]) -> bytes | None:
-        """The first path that an added one would destroy though git does not mind: ignored files."""
+    def _hidden_obstacles(self, private: git.Git, added: Sequence[bytes]) -> list[bytes]:
+        """What an added path would destroy, ignored files among it, which git does not mind."""
         root = os.fsencode(self.root)
         suspects = [path for path in added if _first_existing(root, path) is not None]
         if not suspects:
-            return None
+            return []
         listed = private.run("ls-files", "-z", timeout=git.CONTENT).out
         tracked = set(git.records(listed))
+        obstacles: dict[bytes, None] = {}
         for path in suspects:
             found = _first_existing(root, path)
             if found is None or found in tracked:
                 continue
             if not os.path.isdir(os.path.join(root, found)) or os.path.islink(os.path.join(root, found)):
-                return found
+                obstacles[found] = None
+                continue
             for parent, _, files in os.walk(os.path.join(root, found)):
-                for name in files:
-                    inner = os.path.relpath(os.path.join(parent, name), root)
-                    if inner not in tracked:
-                        return inner
-        return None
+                inside = (os.path.relpath(os.path.join(parent, name), root) for name in files)
+                obstacles.update((inner, None) for inner in inside if inner not in tracked)
+        return list(obstacles)
 
     def forward(self, lock: IndexLock, expected: str, merge: str, keep_fd: int) -> list[str]:
         """Bring tree and index copy from ``expected`` to ``merge``; returns paths left as they are."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from lionwt import git, processes
+from lionwt import git, processes, words
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.records import Binding, Check, LeaseFile, Validation
 from lionwt.session import Run
@@ -179,11 +179,10 @@ def _signal_group(child: subprocess.Popen[bytes], number: int) -> None:
 
 def wrote(file: LeaseFile, names_of: Sequence[str], paths: Sequence[str]) -> LionwtError:
     """The error of checks that changed the worktree: what they wrote must not become the worker's."""
-    shown = ", ".join(repr(path) for path in paths[:5])
-    more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
+    shown = words.some(repr(path) for path in paths)
     return LionwtError(
         "check_wrote",
-        f"the checks of {file.worker_id!r} ({', '.join(names_of)}) changed its worktree: {shown}{more}; "
+        f"the checks of {file.worker_id!r} ({', '.join(names_of)}) changed its worktree: {shown}; "
         "nothing was frozen, and what they wrote was left",
         hint="undo it there, let the checks write elsewhere, then freeze again; "
         f"see: git -C {file.lease.worktree_path} status",

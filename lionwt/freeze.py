@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lionwt import checks, evidence, git, history, names, processes, repository, teardown, trash, worktree
+from lionwt import checks, evidence, git, history, names, processes, repository, teardown, trash, words, worktree
 from lionwt.capture import Capture, Capturer
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.evidence import Change, Notes
@@ -207,7 +207,7 @@ def _write_evidence(
         raise LionwtError(
             code,
             f"the change of {file.worker_id!r} cannot be captured whole: "
-            + "; ".join(message for _, message in notes.incomplete[:5])
+            + words.some((message for _, message in notes.incomplete), 5, "; ")
             + "; the lease and the worktree are as they were",
             hint="mend or remove what is named, then freeze again; or give it up with "
             "--failed --accept-incomplete, which keeps the raw files",
@@ -318,7 +318,8 @@ def _blocker(past: history.History, capture: Capture, identity: Identity) -> str
     if running := history.in_progress(Path(identity.admin_dir)):
         return f"the worktree was frozen in the middle of {' and '.join(running)}"
     if capture.unmerged:
-        return f"{len(capture.unmerged)} paths are unmerged, {git.text(capture.unmerged[0])} among them"
+        unmerged = words.count(len(capture.unmerged), "path is", "paths are")
+        return f"{unmerged} unmerged: {words.some(map(git.text, capture.unmerged))}"
     return past.blocker
 
 
@@ -330,9 +331,15 @@ def _about_files(root: Path, identity: Identity, capture: Capture, changes: Sequ
         if change.new.mode == "120000" and (leads := evidence.leaves_worktree(root, change.path)):
             found.append(("symlink_leaves_worktree", f"{git.text(change.path)} points to {leads}"))
     if capture.special:
-        found.append(("special_files", f"{len(capture.special)} FIFOs, sockets or devices are not in the tree"))
+        special = words.count(len(capture.special), "FIFO, socket or device is", "FIFOs, sockets or devices are")
+        found.append(("special_files", f"{special} not in the tree"))
     if capture.left_out:
-        found.append(("ignored_files", f"{len(capture.left_out)} ignored files are not in the tree"))
+        found.append(
+            (
+                "ignored_files",
+                f"{words.count(len(capture.left_out), 'ignored file is', 'ignored files are')} not in the tree",
+            )
+        )
     return found
 
 

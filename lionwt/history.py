@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lionwt import files, git, names
+from lionwt import files, git, names, words
 from lionwt.errors import LionwtError
 from lionwt.records import Identity, LeaseFile, RunFile
 
@@ -135,7 +135,8 @@ def _line(
     is_line = is_line and parent == head
     foreign = _foreign(run, objects, file, shared, line, head, head_ref, recorded)
     if foreign:
-        return line, is_line, f"{len(foreign)} commits were merged in from elsewhere, {foreign[0]} among them"
+        merged = words.count(len(foreign), "commit was", "commits were")
+        return line, is_line, f"{merged} merged in from elsewhere: {words.some(foreign)}"
     return line, is_line, None
 
 
@@ -249,7 +250,8 @@ def _stashes(shared: git.Git, branch: str) -> list[tuple[str, str]]:
     mine = [entry for entry in git.text(logged.out).splitlines() if f"n {branch}: " in f"{entry} "]
     if not mine:
         return []
-    return [("stash_entries", f"{len(mine)} stash entries of this branch stay in the repository's one stash")]
+    stay = words.count(len(mine), "stash entry of this branch stays", "stash entries of this branch stay")
+    return [("stash_entries", f"{stay} in the repository's one stash")]
 
 
 def save_commits(run: RunFile, private_dir: Path, scratch: Path, tips: tuple[str, ...], target: Path) -> bool:

@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from lionwt import git, names, repository, store
+from lionwt import git, names, repository, store, words
 from lionwt.checkout import Checkout, IndexLock
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
@@ -182,7 +182,8 @@ def landed(run: Run, file: LeaseFile, landing: Landing, left: list[str]) -> Leas
     code = message = hint = None
     if left:
         code = "checkout_behind"
-        message = f"landed, but {len(left)} files of the checkout hold something else and were left: {left[0]}"
+        kept = words.count(len(left), "file of the checkout holds", "files of the checkout hold")
+        message = f"landed, but {kept} something else and stayed as found: {words.some(left)}"
         hint = f"look at them: git -C {run.file.checkout.path} status"
         file = file.noting(code, message)
     outcome = Outcome(

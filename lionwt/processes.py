@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from lionwt import words
 from lionwt.errors import LionwtError
 from lionwt.names import RunPaths
 from lionwt.records import Owner
@@ -249,7 +250,7 @@ def _signal(worker: Worker, run: RunPaths, worker_id: str, number: signal.Signal
 
 
 def alive(worker_id: str, found: list[Worker], doing: str, left: str = "nothing was changed") -> LionwtError:
-    who = ", ".join(f"{worker.name} (pid {worker.pid})" for worker in found[:8])
+    who = words.some((f"{worker.name} (pid {worker.pid})" for worker in found), 8)
     return LionwtError(
         "worker_alive",
         f"{who} {doing} of {worker_id!r}; {left}",

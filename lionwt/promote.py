@@ -15,7 +15,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lionwt import checks, evidence, landing, locks, names, processes, repository, settle, snapshot, teardown, trash
+from lionwt import (
+    checks,
+    evidence,
+    landing,
+    locks,
+    names,
+    processes,
+    repository,
+    settle,
+    snapshot,
+    teardown,
+    trash,
+    words,
+)
 from lionwt.checkout import Checkout
 from lionwt.errors import LionwtError, worst
 from lionwt.records import CompletionPolicy, LeaseFile, Outcome, Record
@@ -296,11 +309,11 @@ def _decide(run: Run, file: LeaseFile, lock_fd: int, tested: Tested) -> LeaseFil
             raise landing.moved(run, expected)
         tree, conflict = landing.merge(run, file, expected, file.evidence.commit)
         if conflict is not None:
-            file = file.noting("merge_conflict", f"conflict in {', '.join(conflict.paths[:5])}", conflict.ref)
+            file = file.noting("merge_conflict", f"conflict in {words.some(conflict.paths)}", conflict.ref)
             raise LionwtError(
                 "merge_conflict",
                 f"worker {file.worker_id!r} conflicts with {names.short_branch(run.file.target)!r} in "
-                f"{', '.join(conflict.paths[:5])}; nothing was landed and the checkout was not touched",
+                f"{words.some(conflict.paths)}; nothing was landed and the checkout was not touched",
                 hint=f"merge it by hand: git -C {run.file.checkout.path} apply --3way "
                 f"{run.paths.evidence(file.worker_id) / 'candidate.patch'}",
             )

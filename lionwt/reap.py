@@ -77,7 +77,7 @@ def _reap_run(run: Run, done: Reaping, dry_run: bool) -> None:
             continue
         if record.retention_until is None or now < record.retention_until:
             continue
-        done.steps.append(Step(known.worker_id, "its retention has expired", "tear it down"))
+        done.steps.append(Step(known.worker_id, "its retention has expired", "tear it down", "tore it down"))
         if dry_run:
             done.records.append(record)
             continue

@@ -60,6 +60,7 @@ class Step:
     worker_id: str
     found: str
     action: str
+    done: str  #: the action, once it has been done
 
 
 _NEEDS_A_PERSON: Final = {"teardown_failed": 5, "needs_resolution": 4, "retained": 4}
@@ -188,17 +189,27 @@ def _decide(run: Run, seen: Seen, now: float, findings: list[Finding]) -> tuple[
     file = seen.file
     intent, state = file.intent, file.lease.state
 
-    def step(what: str, action: str, do: Action | None) -> tuple[Step, Action | None]:
-        return Step(seen.worker_id, what, action), do
+    def step(what: str, action: str, done: str, do: Action | None) -> tuple[Step, Action | None]:
+        return Step(seen.worker_id, what, action, done), do
 
     if file.record is not None:
         return _decide_ended(seen, now, findings, step)
     if intent is not None and intent.kind == "allocate":
-        return step("its allocation was not finished", "undo what carries its nonce", _undo_allocation)
+        return step(
+            "its allocation was not finished",
+            "undo what carries its nonce",
+            "undid what carried its nonce",
+            _undo_allocation,
+        )
     if intent is not None and intent.kind == "promote":
-        return step("a landing was begun", "finish it forward, or declare it", None)
+        return step("a landing was begun", "finish it forward, or declare it", "settled it", None)
     if file.outcome is not None:
-        return step(f"its outcome ({file.outcome.status}) was decided", "finish the teardown", teardown.finish)
+        return step(
+            f"its outcome ({file.outcome.status}) was decided",
+            "finish the teardown",
+            "finished the teardown",
+            teardown.finish,
+        )
     if "foreign" in (seen.directory, seen.registration):
         findings.append(
             Finding(
@@ -210,13 +221,33 @@ def _decide(run: Run, seen: Seen, now: float, findings: list[Finding]) -> tuple[
         return None, None
     if seen.directory == "gone":
         if seen.registration == "gone" and seen.branch is None:
-            return step("worktree, registration and branch are gone", "record it as discarded", gone.end)
-        return step("its worktree is gone", "save its commits, retire what remains", gone.end)
+            return step(
+                "worktree, registration and branch are gone",
+                "record it as discarded",
+                "recorded it as discarded",
+                gone.end,
+            )
+        return step(
+            "its worktree is gone",
+            "save its commits, retire what remains",
+            "saved its commits, retired what remained",
+            gone.end,
+        )
     if state == "allocated":
-        return step("it was never started", "end it as failed", _freeze_failed)
+        return step("it was never started", "end it as failed", "ended it as failed", _freeze_failed)
     if state == "running":
-        return step("nothing proves that it finished", "freeze it for diagnostics, end it as failed", _freeze_failed)
-    return step("it is frozen", f"complete it under {file.policy.completion}", None)
+        return step(
+            "nothing proves that it finished",
+            "freeze it for diagnostics, end it as failed",
+            "froze it for diagnostics, ended it as failed",
+            _freeze_failed,
+        )
+    return step(
+        "it is frozen",
+        f"complete it under {file.policy.completion}",
+        f"completed it under {file.policy.completion}",
+        None,
+    )
 
 
 def _decide_ended(
@@ -225,12 +256,12 @@ def _decide_ended(
     record = seen.file.record
     assert record is not None
     if record.status == "teardown_failed":
-        return step("something was left at its teardown", "try again", retry_teardown)
+        return step("something was left at its teardown", "try again", "tried again", retry_teardown)
     if record.status == "retained":
         if now < seen.file.lease.created_at:
             findings.append(clock_is_wrong(seen.file, now))
         elif record.retention_until is not None and now >= record.retention_until:
-            return step("its retention has expired", "tear it down", teardown.expire)
+            return step("its retention has expired", "tear it down", "tore it down", teardown.expire)
     return None, None
 
 

@@ -76,7 +76,9 @@ def of_freeze(run: Run, file: LeaseFile) -> Answer:
     """The answer of ``freeze``; an allocated lease that failed has ended with it."""
     candidate, record = file.candidate, file.record
     lines = [Line(f"{file.worker_id} is {file.lease.state}", "good")]
-    if candidate is not None:
+    if record is not None:
+        lines = _record_lines(run, file)
+    elif candidate is not None:
         count = len(candidate.files_changed)
         changed = f"{count} file{'' if count == 1 else 's'} changed" if count else "it changed nothing"
         lines.append(Line(f"  {changed}; patch {_evidence(run, candidate.patch_ref)}"))
@@ -144,8 +146,7 @@ def of_completion(run: Run, asked: CompletionPolicy, done: Completion) -> Answer
 
 def of_reconciliation(run: Run, done: Reconciliation, dry_run: bool) -> Answer:
     """The answer of ``reconcile``: what was found, what was done, what is left for a person."""
-    would = "would " if dry_run else ""
-    lines = [Line(f"{step.worker_id}: {step.found}; {would}{step.action}") for step in done.steps]
+    lines = _step_lines(done.steps, done.pending, dry_run)
     if not dry_run:
         lines += [line for file in done.ended for line in _record_lines(run, file)]
     exit_code = 0 if dry_run else done.exit_code()
@@ -154,6 +155,17 @@ def of_reconciliation(run: Run, done: Reconciliation, dry_run: bool) -> Answer:
         lines or _nothing_to_do(run, done),
         [_record_error(run, file) for file in done.standing],
     )  # fmt: skip
+
+
+def _step_lines(steps: Sequence[Step], pending: Sequence[Pending], dry_run: bool) -> list[Line]:
+    """What would be done, or what was done; what is pending was not, and its own line says why."""
+    waiting = {entry.worker_id for entry in pending}
+    return [
+        Line(f"{step.worker_id}: {step.found}")
+        if step.worker_id in waiting
+        else Line(f"{step.worker_id}: {step.found}; {f'would {step.action}' if dry_run else step.done}")
+        for step in steps
+    ]
 
 
 def _nothing_to_do(run: Run, done: Reconciliation) -> list[Line]:
@@ -166,7 +178,7 @@ def _nothing_to_do(run: Run, done: Reconciliation) -> list[Line]:
 
 def of_reaping(done: Reaping, dry_run: bool) -> Answer:
     """The answer of ``reap``."""
-    lines = [Line(f"{step.worker_id}: {step.found}; {'would ' if dry_run else ''}{step.action}") for step in done.steps]
+    lines = _step_lines(done.steps, done.pending, dry_run)
     return _upkeep(
         None, "reap", done.records, done.pending, done.findings, done.steps, done.exit_code(),
         lines or [Line("nothing has expired", "good")], [],
@@ -289,6 +301,8 @@ def _record_lines(run: Run, file: LeaseFile) -> list[Line]:
         "retained": f"needs a person; its worktree is kept until {_time(record.retention_until)}",
         "teardown_failed": f"{outcome.status if outcome else 'ended'}, but not removed whole",
     }[record.status]
+    if record.status == "discarded" and not any(step.state == "running" for step in file.history):
+        what = "ended before it started" + ("; what was in its worktree is kept as a patch" if record.patch_ref else "")
     if record.status == "discarded" and not record.patch_ref and any(step.state == "running" for step in file.history):
         what = "its worktree was gone, so there was nothing to capture"
     if record.status == "discarded" and outcome is not None and outcome.empty:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lionwt import names
+from lionwt import names, words
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
 from lionwt.records import LEASE_SCHEMA, RUN_SCHEMA, LeaseFile, RunFile, plain, read
@@ -219,9 +219,18 @@ class Store:
             raise LionwtError(
                 "run_unknown",
                 f"run {self.paths.run_id!r} has not been opened (no {self.paths.run_file}); nothing was changed",
-                hint="check the run id and LIONAGI_HOME; lionwt lease RUN -w WORKER --target BRANCH opens a run",
+                hint=words.did_you_mean(self.paths.run_id, self._runs_beside(), "the runs there")
+                + "check the run id and LIONAGI_HOME; lionwt lease RUN -w WORKER --target BRANCH opens a run",
             )
         return run
+
+    def _runs_beside(self) -> list[str]:
+        """The runs that lionwt has opened beside where this one would be."""
+        root = self.paths.state_root.parent
+        try:
+            return [entry for entry in os.listdir(root) if (root / entry / self.paths.run_file.name).is_file()]
+        except OSError:
+            return []
 
     def lease(self, worker_id: str, run: RunFile) -> LeaseFile:
         """One lease; raises ``lease_unknown``, ``state_unreadable``, ``schema_newer``."""
@@ -233,7 +242,8 @@ class Store:
             raise LionwtError(
                 "lease_unknown",
                 f"worker {worker_id!r} has no lease in run {self.paths.run_id!r}; nothing was changed",
-                hint=f"see the run's workers: lionwt status {self.paths.argument(os.environ)}",
+                hint=words.did_you_mean(worker_id, self.worker_ids(), "its workers")
+                + f"see the run's workers: lionwt status {self.paths.argument(os.environ)}",
             ) from error
         return self._understood(path, worker_id, loaded, run)
 

@@ -231,6 +231,46 @@ def test_what_is_in_the_way_of_one_landing_stops_that_one_only(world: World, rep
     assert (repo.path / "ignored/elsewhere/x.log").read_text() == "mine\n"
 
 
+def test_everything_in_the_way_is_named_at_once_in_plain_words(world: World, repo: Repo) -> None:
+    """House style: what happened, what was left untouched, what to type next; never one file at a time."""
+    repo.commit("more", **{f"t{n:02}.txt": "old\n" for n in range(14)})
+    few, many = world.lease("r1", "few", "many").values()
+    for name in ("t00.txt", "t01.txt", "t02.txt"):
+        few.write(name, "new\n")
+    for n in range(3, 14):
+        many.write(f"t{n:02}.txt", "new\n")
+    many.write("new.txt", "new\n")
+    for worker in ("few", "many"):
+        world.freeze_now("r1", worker)
+    repo.write("t00.txt", "mine\n")
+    repo.write("t01.txt", "mine\n")
+    repo.git("add", "t01.txt")
+    removed("t02.txt")(repo)
+    error = world.promote("r1", "few").json["error"]
+    assert error["code"] == "checkout_blocked"
+    assert error["message"] == (
+        f"3 files of yours are in the way in {repo.path}: 't00.txt' (not committed), 't01.txt' (not committed), "
+        "'t02.txt' (removed, not committed); nothing was changed and the candidate stays frozen"
+    )
+    put_aside = error["hint"].partition(": ")[2]
+    assert put_aside == f"git -C {repo.path} stash push -- t00.txt t01.txt t02.txt"
+    for n in range(3, 14):
+        repo.write(f"t{n:02}.txt", "mine\n")
+    repo.write("new.txt", "mine\n")
+    error = world.promote("r1", "many").json["error"]
+    assert error["message"].startswith(
+        f"12 files of yours are in the way in {repo.path}: 'new.txt' (not tracked), 't03"
+    )
+    assert "'t11.txt' (not committed) and 2 more; nothing was changed" in error["message"]
+    for line in ("Cannot merge", "not uptodate", "would be overwritten"):
+        assert line not in error["message"]
+    for n in range(3, 14):
+        repo.git("restore", f"t{n:02}.txt")
+    subprocess.run(put_aside, shell=True, check=True, capture_output=True, env=repo.env)
+    assert world.promote("r1", "few").code == 0
+    repo.git("stash", "drop", "-q")
+
+
 # --- a checkout that is not ready -------------------------------------------------------------------
 
 

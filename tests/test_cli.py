@@ -152,6 +152,8 @@ BAD_VALUES: dict[tuple[str, str], tuple[str, ...]] = {
     ("lease", "--retain-until"): ("tomorrow", "-5", "5", "1e400", "9" * 400, "253402300800"),
     ("lease", "--retain-for"): ("0s", "2", "2w", "-1h", "9" * 400 + "d"),
     ("lease", "--require"): ("a=b", "a,b", "", "a\nb", "a\udcffb"),
+    ("lease", "--check-merged"): ("tests", "=true", "tests=", "a,b=true", "te\nsts=true"),
+    ("lease", "--check-timeout"): ("soon", "0", "-1", "86401"),
     ("lease", "--owner-pid"): ("0", "-1", "nobody", "9999999999"),
     ("start", "--grants"): ("/nowhere/grants.json",),
     ("freeze", "--validation"): (
@@ -167,6 +169,8 @@ BAD_VALUES: dict[tuple[str, str], tuple[str, ...]] = {
         "tests=pass,evidence=a\x1bb",
         "te\udcffsts=pass",
     ),
+    ("freeze", "--check"): ("tests", "=true", "tests= ", "a,b=true", "te\nsts=true"),
+    ("freeze", "--check-timeout"): ("soon", "0", "-1", "86401"),
     ("freeze", "--stop-after"): ("soon", "-1", "9" * 400),
     ("promote", "--policy"): ("retain",),
     ("promote", "--lock-timeout"): ("soon", "-1", "86401"),

@@ -460,7 +460,7 @@ def test_a_stash_of_the_worker_is_named_and_left_alone(world: World, repo: Repo)
     worker.write("new.txt", "new\n")
     frozen(world)
     notes = [note["message"] for note in world.manifest("r1", "w1")["diagnostics"] if note["code"] == "stash_entries"]
-    assert len(notes) == 1 and notes[0].startswith("1 stash entries of this branch")
+    assert len(notes) == 1 and notes[0].startswith("1 stash entry of this branch")
     assert world.promote("r1").code == 0
     assert len(repo.git("stash", "list").splitlines()) == 2
 

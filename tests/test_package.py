@@ -23,7 +23,7 @@ PROJECT = Path(__file__).parent.parent
 
 #: From the ground up; a module imports only from the floors below its own.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("__init__", "errors", "faults", "signals", "together", "turn"),
+    ("__init__", "errors", "faults", "signals", "together", "turn", "words"),
     ("answers", "git", "names", "records", "files"),
     ("store", "processes", "repository", "mounts", "contracts", "listing", "walk"),
     ("locks", "parsing", "parameters", "snapshot", "worktree", "history"),

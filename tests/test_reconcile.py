@@ -537,6 +537,48 @@ def set_back(world: World, **changes: float) -> None:
     path.write_text(json.dumps(loaded))
 
 
+def test_what_is_done_is_told_in_the_past_and_what_would_be_in_the_future(world: World, repo: Repo) -> None:
+    """Invariant 15, in words: done is said of what was done, and not of what is still pending."""
+    waits, ends = world.lease("r1", "waits", "ends").values()
+    waits.write("f1.txt", "new\n")
+    world.freeze_now("r1", "waits")
+    repo.write("f1.txt", "mine\n")
+    dry = world.lionwt("reconcile", "r1", "--takeover", "--dry-run").out.splitlines()
+    assert dry == [
+        "ends: nothing proves that it finished; would freeze it for diagnostics, end it as failed",
+        "waits: it is frozen; would complete it under merge_validated",
+    ]
+    out = world.lionwt("reconcile", "r1", "--takeover").out.splitlines()
+    assert out[:2] == [
+        "ends: nothing proves that it finished; froze it for diagnostics, ended it as failed",
+        "waits: it is frozen",
+    ]
+    assert "1 file of yours is in the way" in "\n".join(out)
+    assert not ends.path.exists() and waits.path.exists()
+
+
+def test_a_worker_cancelled_before_it_started_is_said_to_have_ended(world: World, repo: Repo) -> None:
+    """Section 5: a short human answer, not the name of a state."""
+    world.lease("r1", "w1", start=False)
+    answer = world.lionwt("freeze", "r1", "w1", "--cancelled")
+    assert answer.code == 0, answer
+    assert answer.out.startswith("w1: discarded, ended before it started"), answer
+
+
+def test_a_mistyped_worker_or_run_is_answered_with_what_there_is(world: World, repo: Repo) -> None:
+    """House style: what to type next, for the person who mistyped at night."""
+    world.lease("nightly", "parser", "printer")
+    worker = world.lionwt("start", "nightly", "parsr", "--json")
+    assert worker.error == "lease_unknown"
+    assert "did you mean 'parser'? its workers: parser, printer; " in worker.json["error"]["hint"]
+    assert worker.json["next"] == ["lionwt status nightly"]
+    run = world.lionwt("status", "nightl", "--json")
+    assert run.error == "run_unknown" and "did you mean 'nightly'?" in run.json["error"]["hint"]
+    world.lease("nightly", *(f"w{n}" for n in range(8)), start=False)
+    hint = world.lionwt("start", "nightly", "zzz", "--json").json["error"]["hint"]
+    assert "did you mean" not in hint and "parser" not in hint
+
+
 def test_reap_tears_down_what_has_expired_and_nothing_else(world: World, repo: Repo) -> None:
     """Design section 8: retained, expired → torn down; the record keeps its outcome."""
     worker = conflict_retained(world, repo, "2h")
