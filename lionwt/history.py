@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lionwt import files, git, names, words
+from lionwt import files, git, mounts, names, words
 from lionwt.errors import LionwtError
 from lionwt.records import Identity, LeaseFile, RunFile
 
@@ -282,7 +282,8 @@ def holds(run: RunFile, private_dir: Path, scratch: Path, bundle: Path, tips: Se
     if bundle.is_symlink() or not bundle.is_file():
         return False
     made = scratch / "held"
-    shutil.rmtree(made, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        mounts.remove_tree(made)
     make_git_dir(made, private_dir, {"refs/heads/base": run.base_sha})
     alone = git.private(made, made)
     # The store lends what lies before the base; nothing else of it may count.

@@ -8,9 +8,12 @@ numbers only where there is no such list.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
+import shutil
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +39,24 @@ def refusal(path: Path) -> str | None:
     if not found:
         return None
     return f"{found[0]} is a mount point, so {path} was left as it is; detach it first: umount {shlex.quote(found[0])}"
+
+
+def remove_tree(path: Path, identity: tuple[int, int] | None = None) -> None:
+    """Remove what lies at ``path``: a link itself, a directory with everything below it.
+
+    Every recursive removal of lionwt's is this one. Raises ``OSError`` with
+    nothing removed where something is mounted there, or where it is not the
+    directory of that ``identity`` (device and inode).
+    """
+    seen = os.lstat(path)
+    if not stat.S_ISDIR(seen.st_mode):
+        os.unlink(path)
+        return
+    if identity is not None and (seen.st_dev, seen.st_ino) != identity:
+        raise OSError(errno.ESTALE, "another directory has taken its place, and was left as it is", str(path))
+    if mounted := refusal(path):
+        raise OSError(errno.EBUSY, mounted)
+    shutil.rmtree(path)  # by descriptors: a link that appears meanwhile is not followed
 
 
 def _unescaped(field: bytes) -> bytes:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lionwt import git, locks, names, repository, snapshot, worktree
+from lionwt import git, locks, mounts, names, repository, snapshot, worktree
 from lionwt.errors import LionwtError
 from lionwt.faults import point
 from lionwt.records import Check, CompletionPolicy, Owner, Place, Policy, RunFile
@@ -293,4 +292,5 @@ def unopen(store: Store) -> None:
     with locks.held(store.paths.run_lock, "run"):
         if not store.worker_ids():
             store.paths.run_file.unlink(missing_ok=True)
-            shutil.rmtree(store.paths.git_dir, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                mounts.remove_tree(store.paths.git_dir)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lionwt import git, locks, names, repository
+from lionwt import git, locks, mounts, names, repository
 from lionwt.errors import LionwtError
 from lionwt.records import LeaseFile, RunFile
 from lionwt.store import Store
@@ -86,13 +85,15 @@ class Run:
         where = self.paths.git_dir / "lionwt"
         for leftover in where.glob(f"{name}~????????"):
             if leftover.is_dir() and not leftover.is_symlink():
-                shutil.rmtree(leftover, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    mounts.remove_tree(leftover)
         path = where / f"{name}~{os.urandom(4).hex()}"
         path.mkdir(0o700)
         try:
             yield path
         finally:
-            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                mounts.remove_tree(path)
 
     @contextlib.contextmanager
     def registration(self) -> Iterator[None]:

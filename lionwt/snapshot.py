@@ -13,15 +13,15 @@ the shared store would look unreachable.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lionwt import files, git, store
+from lionwt import files, git, mounts, store
 from lionwt.errors import LionwtError
 from lionwt.repository import Repository
 
@@ -206,10 +206,11 @@ def make_private_git_dir(where: Path, repository: Repository, settings: Settings
                 store.sync_file(Path(parent, name))
             store.sync_dir(Path(parent))
         if where.exists():  # an opening that died before the run's file was written
-            shutil.rmtree(where)
+            mounts.remove_tree(where)
         os.rename(building, where)
     except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            mounts.remove_tree(building)
         raise
     store.sync_dir(where.parent)
 

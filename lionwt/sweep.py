@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from lionwt import locks
+from lionwt import locks, mounts
 from lionwt.errors import LionwtError
 from lionwt.session import Run, promotion_lock, registration_lock
 
@@ -25,10 +24,7 @@ def sweep(run: Run) -> None:
     """Look through the run's directories once; free where there is nothing."""
     for path, lock, what in list(_leftovers(run)):
         with contextlib.suppress(LionwtError, OSError), locks.held(lock, what, 0.0):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            mounts.remove_tree(path)
 
 
 def _leftovers(run: Run) -> Iterator[tuple[Path, Path, str]]:

@@ -7,8 +7,8 @@ leaves there belongs to no lease any more and may be deleted by anybody.
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
 import stat
 from pathlib import Path
 
@@ -52,14 +52,11 @@ def _delete(entries: list[Path]) -> list[str]:
     errors: list[str] = []
     for entry in entries:
         try:
-            if mounted := mounts.refusal(entry):  # it may have come since the tree was moved here
-                errors.append(mounted)
-                continue
             _delete_tree(entry)
         except FileNotFoundError:
             pass  # another lionwt was quicker
         except OSError as error:
-            errors.append(f"{entry}: {error.strerror}")
+            errors.append(str(error.strerror) if error.errno == errno.EBUSY else f"{entry}: {error.strerror}")
     return errors
 
 
@@ -76,16 +73,17 @@ def _tidy(main_worktree: Path, run_id: str) -> None:
 
 
 def _delete_tree(path: Path) -> None:
-    if path.is_symlink() or not path.is_dir():
-        os.unlink(path)
-        return
+    seen = os.lstat(path)
+    identity = (seen.st_dev, seen.st_ino)
     try:
-        shutil.rmtree(path)
+        mounts.remove_tree(path, identity)  # a mount may have come since the tree was moved here
     except PermissionError:  # a worker's tool left read-only directories
+        if path.is_symlink() or not path.is_dir():
+            raise
         os.chmod(path, stat.S_IRWXU)
         for root, directories, _ in os.walk(path):
             for directory in directories:
                 inner = os.path.join(root, directory)
                 if not os.path.islink(inner):
                     os.chmod(inner, stat.S_IRWXU)
-        shutil.rmtree(path)
+        mounts.remove_tree(path, identity)

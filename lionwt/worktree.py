@@ -326,8 +326,10 @@ def _to_trash(run: RunFile, file: LeaseFile, errors: list[str]) -> bool:
     if foreign := _foreign_registration(path, identity):  # known before anything goes: half a removal helps nobody
         errors.append(foreign)
         return False
-    if mounted := mounts.refusal(path):
-        errors.append(mounted)
+    # The registration goes after the directory: what is mounted in it is seen before anything goes.
+    mounted = [reason for place in (path, Path(identity.admin_dir)) if (reason := mounts.refusal(place))]
+    if mounted:
+        errors += mounted
         return False
     trash = names.worktrees_root(Path(run.main_worktree.path)) / ".trash"
     try:
@@ -371,11 +373,14 @@ def _retire(run: RunFile, file: LeaseFile, errors: list[str]) -> bool:
         if foreign := _foreign_registration(file.lease.worktree_path, identity):
             errors.append(foreign)
             return False
+        if mounted := mounts.refusal(admin):
+            errors.append(mounted)
+            return False
         os.rename(admin, aside)
         store.sync_dir(admin.parent)
         point("teardown.set_aside")
     if os.path.lexists(aside):
-        shutil.rmtree(aside)
+        mounts.remove_tree(aside)
     try:
         os.rmdir(admin.parent)
     except OSError:

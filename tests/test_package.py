@@ -108,6 +108,14 @@ def test_processes_are_started_by_the_git_module_alone() -> None:
                 assert not STARTERS.fullmatch(node.attr), f"{name}:{node.lineno}"
 
 
+def test_every_recursive_removal_looks_for_mounts_first() -> None:
+    """Invariant 16: one function removes trees, and it never walks into a mount or through a link."""
+    for name, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr in ("rmtree", "removedirs"):
+                assert name == "mounts", f"{name}:{node.lineno}"
+
+
 def test_nothing_but_answers_prints() -> None:
     """Design 5: what reaches a terminal is escaped, in one place; --version and help are constant texts."""
     for name, tree in modules().items():

@@ -397,6 +397,35 @@ def test_a_directory_that_is_mounted_inside_a_worktree_is_not_emptied(world: Wor
     assert (precious / "data").exists()
 
 
+@pytest.mark.parametrize("where", ["registration", "set aside", "scratch"])
+def test_nothing_of_lionwts_own_is_removed_through_a_mount(world: World, repo: Repo, where: str) -> None:
+    """Invariant 16: the registration, what a crash has set aside and scratch directories are looked at too."""
+    precious = world.root / "precious"
+    precious.mkdir()
+    (precious / "data").write_text("data\n")
+    leased = world.frozen("r1", {"w1": NEW})
+    target = admin_dir(world)
+    if where == "set aside":
+        assert world.promote("r1", env={"LIONWT_FAULT": "teardown.set_aside:kill"}).code == -9
+        (target,) = (repo.path / ".git" / "lionwt").glob("retired.*")
+    elif where == "scratch":
+        target = world.state("r1") / "git" / "lionwt" / "w1~abcdefgh"
+    target = target / "inside"
+    target.mkdir(parents=True)
+    with bind_mounted(precious, target):
+        answer = world.promote("r1")
+        assert (precious / "data").read_text() == "data\n"
+        if where == "scratch":
+            assert answer.code == 0, answer
+        else:
+            errors = torn_down_in_part(world, answer, worktree=False, branch=False)
+            assert any(f"umount {target}" in error for error in errors), errors
+            assert leased["w1"].path.exists() == (where == "registration")
+    assert world.lionwt(*RECONCILE).code == 0
+    assert (precious / "data").exists()
+    assert not leased["w1"].path.exists()
+
+
 def test_a_mount_in_the_trash_is_left_and_named(world: World, repo: Repo) -> None:
     """ADR-0091 D5: a mount that came after the look is still nobody's to empty."""
     world.frozen("r1", {"w1": NEW})
