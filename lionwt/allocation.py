@@ -25,7 +25,7 @@ from lionwt.records import (
     Record,
 )
 from lionwt.session import Run
-from lionwt.store import make_private_dir
+from lionwt.store import make_private_dir, shared
 from lionwt.together import at_once
 
 #: An index beyond this size (bytes; some thousands of files) is worth waiting for.
@@ -50,7 +50,7 @@ def allocate(run: Run, made: Made) -> list[LeaseFile]:
     with run.registration():
         made.parents = True
         worktree.exclude_worktrees(run.common_dir)
-        worktree.make_parents(run.main_worktree, run.file.run_id)
+        worktree.make_parents(run.main_worktree, run.file.run_id, is_shared=shared(run.common_dir))
         made.branches = True
         try:
             worktree.create_branches(run.file, [file.lease.branch_name for file in made.files])

@@ -315,7 +315,15 @@ class Checkout:
         return list(obstacles)
 
     def forward(self, lock: IndexLock, expected: str, merge: str, keep_fd: int) -> list[str]:
-        """Bring tree and index copy from ``expected`` to ``merge``; returns paths left as they are."""
+        """Bring tree and index copy from ``expected`` to ``merge``; returns paths left as they are.
+
+        git looks at every file first and writes afterwards. What is saved over a
+        file of this merge between these two, milliseconds apart, is overwritten,
+        as by any checkout; so it is where lionwt was killed and this child goes
+        on to its end, under the promotion lock that ``reconcile`` waits for. An
+        edit from before the look stops the landing, and one from after the write
+        stays.
+        """
         private = self._as_sparse_as_it_is(self.private(lock.copy)).keeping(keep_fd)
         done = private.run("read-tree", "-m", "-u", expected, merge, ok=(0, 1, 128), timeout=git.CONTENT)
         if done.code == 0:

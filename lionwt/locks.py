@@ -17,7 +17,7 @@ from typing import Final
 
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
-from lionwt.store import make_private_dir
+from lionwt.store import make_private_dir, open_to_group, shared
 
 #: Seconds a command waits for a lock that another lionwt holds.
 DEFAULT_WAIT: Final = 30.0
@@ -31,14 +31,18 @@ def held(path: Path, what: str, wait: float = DEFAULT_WAIT) -> Iterator[int]:
     """
     from filelock import FileLock, Timeout
 
+    # Directory and lock of a shared repository are its group's, like everything in it.
+    is_shared = path.parent.name == "lionwt" and shared(path.parent.parent)
     descriptors: list[int] = []
     point("locks.asked")
     try:
         make_private_dir(path.parent)
+        if is_shared:
+            open_to_group(path.parent)
         lock = FileLock(
             path,
             timeout=max(wait, 0.0),
-            mode=0o600,
+            mode=0o660 if is_shared else 0o600,
             thread_local=False,
             poll_interval=0.02,
             fallback_to_soft=False,

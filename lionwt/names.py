@@ -200,6 +200,12 @@ def _lionagi_manifest(path: Path) -> dict[str, str | None]:
         loaded = json.loads(_small_file(path))
     except FileNotFoundError:
         return {}
+    except PermissionError as error:
+        raise LionwtError(
+            "permission",
+            f"{path} may not be read: the run is another user's; nothing was changed",
+            hint="run the command as the user who opened the run",
+        ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise LionwtError(
             "state_unreadable",

@@ -45,6 +45,25 @@ def make_private_dir(path: Path) -> None:
         pass  # a directory of somebody else's that may be entered and not listed
 
 
+def shared(directory: Path) -> bool:
+    """Whether a repository's directory is its group's to write (``core.sharedRepository``)."""
+    try:
+        return bool(stat.S_IMODE(os.stat(directory).st_mode) & stat.S_IWGRP)
+    except OSError:
+        return False
+
+
+def open_to_group(path: Path) -> None:
+    """Let the group of a shared repository work in a directory of lionwt's, whatever the caller's umask."""
+    wanted = stat.S_IRWXU | stat.S_IRWXG | stat.S_ISGID
+    try:
+        seen = os.lstat(path)
+        if stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.geteuid() and seen.st_mode & wanted != wanted:
+            os.chmod(path, stat.S_IMODE(seen.st_mode) | wanted)
+    except PermissionError:
+        pass  # another user made it, who has seen to that
+
+
 def sync_file(path: Path) -> None:
     """Make a file's content durable that somebody else has written."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -83,8 +83,8 @@ def _require_own_directory(path: Path) -> None:
         )
 
 
-def make_parents(main_worktree: Path, run_id: str) -> Path:
-    """Make the directory of a run's worktrees, through no symbolic link."""
+def make_parents(main_worktree: Path, run_id: str, *, is_shared: bool = False) -> Path:
+    """Make the directory of a run's worktrees, through no symbolic link; what runs share is the group's where it is."""
     path = main_worktree
     for part in (".worktrees", "lionagi", run_id):
         path = path / part
@@ -92,6 +92,8 @@ def make_parents(main_worktree: Path, run_id: str) -> Path:
             os.mkdir(path)
         except FileExistsError:
             _require_own_directory(path)
+        if is_shared and part != run_id:
+            store.open_to_group(path)
     return path
 
 
@@ -338,6 +340,8 @@ def _to_trash(run: RunFile, file: LeaseFile, errors: list[str]) -> bool:
         if trash.is_symlink() or not trash.is_dir():
             errors.append(f"{trash} is not a directory of its own; {path} was left as it is")
             return False
+    if store.shared(Path(run.common_dir.path)):
+        store.open_to_group(trash)
     aside = trash / f"{run.run_id}.{file.worker_id}.{os.urandom(4).hex()}"
     os.rename(path, aside)
     # The look that counts: what was moved is what was leased.

@@ -569,3 +569,54 @@ def test_an_unreadable_file_that_could_not_be_saved_keeps_the_worktree(world: Wo
     assert world.lionwt(*RECONCILE, wrapper=unprivileged()).code == 0
     assert b"+locked" in (world.evidence("r1", "w1") / "late-1.patch").read_bytes()
     assert world.leftovers("r1", repo) == []
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_in_a_shared_repository_what_runs_share_is_the_groups_and_the_state_is_not(
+    world: World, repo: Repo, is_shared: bool
+) -> None:
+    """core.sharedRepository: another user of the group can lease and land there; lease files stay the caller's."""
+    if is_shared:
+        repo.git("config", "core.sharedRepository", "group")
+        subprocess.run(["chmod", "-R", "g+w", repo.path], check=True)
+        subprocess.run(["find", repo.path, "-type", "d", "-exec", "chmod", "g+s", "{}", "+"], check=True)
+    before = set(repo.path.rglob("*"))
+    worker = world.lease("r1", "w1")["w1"]
+    worker.write("new.txt", "new\n")
+    assert world.freeze("r1", "w1").code == 0
+
+    def mode(path: Path) -> int:
+        return path.stat().st_mode & 0o777
+
+    common, trees = repo.path / ".git", repo.path / ".worktrees"
+    assert mode(common / "lionwt") == (0o770 if is_shared else 0o700)
+    assert mode(common / "lionwt" / "registration.lock") == (0o660 if is_shared else 0o600)
+    if is_shared:
+        assert [path for path in (trees, trees / "lionagi") if not mode(path) & 0o020] == []
+    with world.stopped("teardown.set_aside", "promote", "r1"):
+        assert mode(common / "lionwt" / "promotion.lock") == (0o660 if is_shared else 0o600)
+        assert mode(trees / ".trash") == (0o770 if is_shared else 0o700)
+    assert world.promote("r1").code == 0
+    if is_shared:
+        made = [path for path in (common / "objects").rglob("*") if path not in before and path.is_dir()]
+        made += [common / "refs" / "heads" / "work", common / "logs" / "refs" / "heads" / "work"]
+        assert [path for path in made if not mode(path) & 0o020] == []
+    state = world.state("r1")
+    assert {mode(path) for path in (state, state / "workspaces")} == {0o700}
+    assert {mode(path) for path in (state / "workspaces").iterdir()} == {0o600}
+
+
+def test_the_run_of_another_user_is_refused_as_theirs(world: World, repo: Repo) -> None:
+    """Invariant 23: state is its owner's alone; who may not read it is told whose it is."""
+    world.frozen("r1", {"w1": NEW})
+    before = world.state_bytes("r1")
+    state = world.state("r1")
+    state.chmod(0)
+    try:
+        for verb in ("promote", "reconcile", "status"):
+            answer = world.lionwt(verb, "r1", "--json", wrapper=unprivileged())
+            assert (answer.code, answer.error) == (8, "permission"), answer
+            assert "another user's" in answer.json["error"]["message"]
+    finally:
+        state.chmod(0o700)
+    assert world.state_bytes("r1") == before
