@@ -61,7 +61,6 @@ class Notes:
 
     diagnostics: list[tuple[str, str]] = field(default_factory=list)
     incomplete: list[tuple[str, str]] = field(default_factory=list)
-    saved: dict[bytes, str] = field(default_factory=dict)
 
 
 def changes_between(private: git.Git, old: str, new: str) -> list[Change]:

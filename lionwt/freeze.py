@@ -139,7 +139,6 @@ class Proof:
     """What a capture made durable."""
 
     patch_sha256: str
-    patch_bytes: int
     changes: tuple[Change, ...]
     evidence: Evidence
     diagnostics: tuple[tuple[str, str], ...]
@@ -277,7 +276,6 @@ def _write_evidence(
     evidence.require_proven(target / PATCH, sha256, size)
     return Proof(
         patch_sha256=sha256,
-        patch_bytes=size,
         changes=tuple(changes),
         evidence=Evidence(
             tree=capture.tree,

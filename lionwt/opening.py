@@ -83,7 +83,7 @@ def _plan(paths: names.RunPaths, request: Request) -> Plan:
     policy = _policy(request)
     git.check_version()
     config = snapshot.read_operator_config(request.home)
-    found = repository.discover(request.start or repository.place_of_start(None, os.environ))
+    found = repository.discover(request.start or repository.place_of_start())
     common = str(found.common_dir)
     settings = snapshot.read_settings(found, config.trusted_filters)
     protected = [*config.protected_branches, *repository.default_branches(common)]

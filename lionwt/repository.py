@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -336,13 +336,8 @@ def _unsafe(common: Path, setting: str) -> LionwtError:
     )
 
 
-def place_of_start(repo: str | None, environ: Mapping[str, str]) -> Path:
-    """The directory in which to look for the repository: ``--repo``, else the current one."""
-    if repo is not None:
-        path = Path(os.path.abspath(os.path.expanduser(repo)))
-        if not path.is_dir():
-            raise LionwtError("usage", f"--repo {repo!r} is not a directory; nothing was made")
-        return path
+def place_of_start() -> Path:
+    """The current directory, in which to look for the repository where none was named."""
     try:
         return Path(os.getcwd())
     except FileNotFoundError as error:
