@@ -97,6 +97,12 @@ def of_text(command: str, text: str) -> Answer:
     return Answer(command, payload={"text": text}, lines=[Line(line) for line in text.splitlines()])
 
 
+def warn(text: str) -> None:
+    """Say on stderr what the answer does not depend on."""
+    with contextlib.suppress(OSError):
+        _write(sys.stderr, [Line(f"lionwt: {text}", "warn")])
+
+
 def show(answer: Answer, as_json: bool) -> int:
     """Print an answer, JSON on stdout, or lines on stdout and the error on stderr; returns the exit code.
 

@@ -19,6 +19,7 @@ import typer
 
 from lionwt import answers, signals
 from lionwt.answers import Answer
+from lionwt.command import running
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.parameters import Command, Group
 
@@ -289,7 +290,8 @@ def run(arguments: list[str]) -> int:
     words = [word for word in arguments if not word.startswith("-")]
     command = words[0] if words and words[0] in {entry.name for entry in app.registered_commands} else "lionwt"
     try:
-        answer = _answer(arguments, command)
+        with running(answers.warn):
+            answer = _answer(arguments, command)
     except (signals.Interrupted, KeyboardInterrupt) as interruption:
         answer = answers.of_interruption(command, getattr(interruption, "number", signal.SIGINT))
     return answers.show(answer, as_json="--json" in options)

@@ -7,12 +7,14 @@ blocked by git; the verbs themselves hold the locks.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from lionwt import names, records, session
+from lionwt.command import running
 from lionwt.contracts import (
     RunLike,
     ValidationResult,
@@ -167,9 +169,15 @@ class WorktreeCoordinator:
         return session.load(known or names.RunPaths(lease.run_id, state_root, lease.artifact_path.parent))
 
 
+def _as_command(verb: Callable[[], T]) -> T:
+    """A verb is a command of its own, whose warnings go to the log."""
+    with running(logging.getLogger("lionwt").warning):
+        return verb()
+
+
 async def _in_thread(verb: Callable[[], T]) -> T:
     """Run a verb in a thread; a cancelled caller waits for it, so that no lease is left unrecorded."""
-    task: asyncio.Task[Any] = asyncio.ensure_future(asyncio.to_thread(verb))
+    task: asyncio.Task[Any] = asyncio.ensure_future(asyncio.to_thread(_as_command, verb))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

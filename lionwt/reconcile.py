@@ -36,6 +36,7 @@ from lionwt import (
 )
 from lionwt.errors import CODES, LionwtError, worst
 from lionwt.records import CompletionPolicy, LeaseFile, Record
+from lionwt.repair import repair
 from lionwt.session import Run, promotion_lock
 from lionwt.sweep import sweep
 
@@ -122,6 +123,8 @@ def reconcile(
     plan = [(entry, *_decide(run, entry, now, found.findings)) for entry in seen]
     work = [(entry, step, action) for entry, step, action in plan if step is not None]
     found.steps = [step for _, step, _ in work]
+    if not dry_run:
+        repair(run, files)
     _require_abandoned(run, [entry.file for entry, _, _ in work], takeover)
     if dry_run:
         found.records = [entry.file.record for entry in seen if entry.file.record is not None]

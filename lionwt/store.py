@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lionwt import names, words
+from lionwt import names, readmodel, words
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
 from lionwt.records import LEASE_SCHEMA, RUN_SCHEMA, LeaseFile, RunFile, plain, read
@@ -323,11 +323,13 @@ class Store:
     def write(self, file: LeaseFile) -> LeaseFile:
         """Replace the lease's file durably, serial one higher; returns what was written."""
         written = file.having(serial=file.serial + 1)
-        replace_json(self.paths.lease_file(file.worker_id), plain(written))
+        with readmodel.following(self.paths, written):
+            replace_json(self.paths.lease_file(file.worker_id), plain(written))
         return written
 
     def forget(self, worker_id: str) -> None:
         """Undo the reservation of an id whose allocation was undone completely."""
+        readmodel.forgetting(self.paths, worker_id)
         try:
             os.unlink(self.paths.lease_file(worker_id))
         except FileNotFoundError:

@@ -573,6 +573,8 @@ def world(tmp_path: Path, script_runner: Runner, monkeypatch: pytest.MonkeyPatch
         if name.startswith(("GIT_", "LIONAGI_", "LIONWT_", "XDG_")):
             monkeypatch.delenv(name)
     world = World(tmp_path, script_runner)
+    # What a test calls in this process keeps its read-model in the test's own home as well.
+    monkeypatch.setenv("LIONAGI_HOME", str(world.lionagi_home))
     yield world
     world.end()
 

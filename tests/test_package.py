@@ -23,11 +23,14 @@ PROJECT = Path(__file__).parent.parent
 
 #: From the ground up; a module imports only from the floors below its own.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("__init__", "errors", "faults", "signals", "together", "turn", "words"),
-    ("answers", "git", "names", "records", "files"),
+    ("__init__", "command", "errors", "faults", "migrations", "signals", "together", "turn", "words"),
+    ("answers", "git", "names", "records", "files", "postgresql"),
+    ("database",),
+    ("readmodel",),
     ("store", "processes", "repository", "mounts", "contracts", "listing", "walk"),
     ("locks", "parsing", "parameters", "snapshot", "worktree", "history"),
     ("capture", "session"),
+    ("repair",),
     ("evidence", "checks", "trash", "sweep", "start", "status", "opening"),
     ("checkout", "late", "allocation"),
     ("teardown",),
@@ -50,6 +53,8 @@ ONLY_IN = {
     "msgspec": {"records"},
     "pydantic": {"contracts"},
     "psutil": {"processes"},
+    "sqlite3": {"database"},
+    "psycopg": {"database", "postgresql"},
     "subprocess": {"git", "checks"},
     "asyncio": {"coordinator", "turn"},
 }
@@ -202,7 +207,7 @@ def test_a_command_imports_only_what_it_uses(world: World, repo: Repo) -> None:
     """Design 11: a refusal takes no lock and paints nothing; start looks at no process."""
     assert not imported_by(world, "promote", "r1", code=3) & {"rich", "filelock", "asyncio", "sqlite3"}
     world.lease("r1", "w1", start=False)
-    assert not imported_by(world, "start", "r1", "w1") & {"rich", "psutil", "sqlite3"}
+    assert not imported_by(world, "start", "r1", "w1") & {"rich", "psutil", "psycopg"}
 
 
 # The wheel
