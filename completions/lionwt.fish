@@ -94,7 +94,7 @@ complete -c lionwt -n '__lionwt_in reconcile' -l takeover -d 'Also while the own
 complete -c lionwt -n '__lionwt_in reconcile' -l dry-run -d 'Only say what would be done, and why'
 complete -c lionwt -n '__lionwt_in reconcile' -l json -d 'Print exactly one JSON object on stdout'
 complete -c lionwt -n '__lionwt_in reconcile' -s h -l help -d 'Show this message and exit'
-complete -c lionwt -n '__lionwt_in reap' -l all -d 'Every run under $LIONAGI_HOME'
+complete -c lionwt -n '__lionwt_in reap' -l all -d 'Every run of this machine'
 complete -c lionwt -n '__lionwt_in reap' -l dry-run -d 'Only say what would be done, and why'
 complete -c lionwt -n '__lionwt_in reap' -l json -d 'Print exactly one JSON object on stdout'
 complete -c lionwt -n '__lionwt_in reap' -s h -l help -d 'Show this message and exit'

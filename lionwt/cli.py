@@ -234,38 +234,35 @@ def reconcile_command(
 @verb("reap", epilog="Example: lionwt reap --all --dry-run")
 def reap_command(
     runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Run ids or state roots.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every run under $LIONAGI_HOME.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every run of this machine.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done, and why.")] = False,
     as_json: AsJson = False,
 ) -> Answer:
     """Tear down retained worktrees whose time has come, empty the trash, list orphans."""
     from lionwt import names, reports, session
-    from lionwt.reap import all_runs, reap
+    from lionwt.reap import reap
+    from lionwt.runs import find
 
     session.refuse_workers(os.environ, "reap")
     if every and runs:
         raise LionwtError("usage", "--all and RUN exclude each other; nothing was changed", hint="give one of them")
-    chosen: Sequence[str | None] = all_runs(names.lionagi_home(os.environ)) if every else runs or [None]
-    return reports.of_reaping(reap(chosen, dry_run=dry_run), dry_run)
+    known = find(names.lionagi_home(os.environ)) if every else None
+    chosen: Sequence[str | None] = known.roots if known else runs or [None]
+    done = reap(chosen, dry_run=dry_run)
+    if known and not dry_run:
+        known.forget_gone()
+    return reports.of_reaping(done, dry_run)
 
 
 @verb("status", epilog="Example: lionwt status nightly")
 def status_command(run: RunId = None, as_json: AsJson = False) -> Answer:
     """Show every lease of a run (or of all runs): its state, what blocks it, what to type next."""
     from lionwt import names, reports, session
-    from lionwt.reap import all_runs
-    from lionwt.status import status
+    from lionwt.status import status, status_everywhere
 
     if run is not None or os.environ.get("LIONAGI_RUN_ID"):
         return reports.of_status(status(session.load(_paths(run))))
-    roots = all_runs(names.lionagi_home(os.environ))
-    rows, unreadable = [], []
-    for root in roots:
-        try:
-            rows += status(session.load(_paths(root)))
-        except LionwtError as error:  # one run that is gone must not hide the others
-            unreadable.append((os.path.basename(root), error))
-    return reports.of_status(rows, unreadable)
+    return reports.of_status_everywhere(status_everywhere(names.lionagi_home(os.environ)))
 
 
 @app.callback(invoke_without_command=True)

@@ -7,12 +7,10 @@ is kept; a clock that stands before a lease was made deletes nothing at all
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from lionwt import names, promote, session, teardown, trash
 from lionwt.errors import LionwtError, worst
@@ -36,14 +34,6 @@ class Reaping:
         codes += [entry.error.exit_code for entry in self.pending]
         codes += [5 for record in self.records if record.status == "teardown_failed"]
         return worst(codes) if codes else 0
-
-
-def all_runs(home: Path) -> list[str]:
-    """The state roots of every run that lionwt has opened."""
-    root = home / "runs"
-    with contextlib.suppress(OSError):
-        return [str(root / name) for name in sorted(os.listdir(root)) if (root / name / "workspaces.json").exists()]
-    return []
 
 
 def reap(runs: Sequence[str | None], *, dry_run: bool = False) -> Reaping:

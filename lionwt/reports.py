@@ -7,21 +7,22 @@ into words. A command in ``next`` can be typed as it stands.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lionwt.answers import Answer, Line
-from lionwt.errors import LionwtError
+from lionwt.errors import LionwtError, worst
 from lionwt.records import Binding, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from lionwt.promote import Completion, Pending
+    from lionwt.readmodel import Row
     from lionwt.reap import Reaping
     from lionwt.reconcile import Finding, Reconciliation, Step
     from lionwt.records import CompletionPolicy, LeaseFile, Record
     from lionwt.session import Run
-    from lionwt.status import Standing
+    from lionwt.status import Everywhere, Standing
 
 
 def of_lease(run: Run, files: Sequence[LeaseFile]) -> Answer:
@@ -224,11 +225,69 @@ def _upkeep(
     )
 
 
-def of_status(standings: Sequence[Standing], unreadable: Sequence[tuple[str, LionwtError]] = ()) -> Answer:
-    """The answer of ``status``: one line a lease, what blocks it and what to type below."""
+def of_status(standings: Sequence[Standing]) -> Answer:
+    """The answer of ``status`` for one run: one line a lease, what blocks it and what to type below."""
+    return Answer(
+        "status",
+        told=True,
+        payload={"unreadable": [], "gone": [], "reported": [], "leases": _standing_rows(standings)},
+        lines=_standing_lines(standings) or [Line("no leases")],
+    )
+
+
+def of_status_everywhere(found: Everywhere) -> Answer:
+    """The answer of ``status`` for every run; what other machines report is marked as not verified."""
+    lines = _standing_lines(found.standings, {row.run_id for row in found.reported})
+    now = time.time()
+    for row in found.reported:
+        state = row.status or row.state
+        lines.append(Line(f"{row.run_id}  {row.worker_id}  {state:<16}  {_age(now - row.created_at)}", "dim"))
+        lines.append(Line(f"  reported by {row.machine} {_age(now - row.written_at)} ago, not verified here", "dim"))
+    for row in found.gone:
+        lines.append(Line(f"{row.run_id}  {row.worker_id}: its files are gone from {row.root}", "warn"))
+    lines += [Line(f"run {run_id}: {error.message} [{error.code}]", "bad") for run_id, error in found.unreadable]
+    errors = [error for _, error in found.unreadable]
+    worst_code = worst([error.exit_code for error in errors]) if errors else 0
+    return Answer(
+        "status",
+        exit_code=worst_code,
+        error=next((error for error in errors if error.exit_code == worst_code), None),
+        told=True,
+        payload={
+            "unreadable": [{"run_id": run_id, **error.as_object()} for run_id, error in found.unreadable],
+            "gone": [
+                {"run_id": row.run_id, "worker_id": row.worker_id, "state_root": row.root, "host": row.machine}
+                for row in found.gone
+            ],
+            "reported": [_reported(row) for row in found.reported],
+            "leases": _standing_rows(found.standings),
+        },
+        lines=lines or [Line("no leases")],
+    )
+
+
+def _reported(row: Row) -> dict[str, Any]:
+    """A row as another machine wrote it."""
+    return {
+        "verified": False,
+        "host": row.machine,
+        "state_root": row.root,
+        "run_id": row.run_id,
+        "worker_id": row.worker_id,
+        "serial": row.serial,
+        "state": row.state,
+        "status": row.status,
+        "target_branch": row.target,
+        "created_at": row.created_at,
+        "retention_until": row.retention_until,
+        "reported_at": row.written_at,
+    }
+
+
+def _standing_lines(standings: Sequence[Standing], others: Collection[str] = ()) -> list[Line]:
     lines: list[Line] = []
     width = max((len(row.worker_id) for row in standings), default=0)
-    several = len({row.run_id for row in standings}) > 1
+    several = len({row.run_id for row in standings}.union(others)) > 1
     for row in standings:
         name = f"{row.run_id}  {row.worker_id:<{width}}" if several else f"{row.worker_id:<{width}}"
         state = row.status or row.state
@@ -238,32 +297,24 @@ def of_status(standings: Sequence[Standing], unreadable: Sequence[tuple[str, Lio
         if row.next:
             lines.append(Line(f"  → {row.next}"))
         lines += [Line(f"  {told}", "dim") for told in _what_became(row.file)]
-    lines += [Line(f"run {error_of[0]}: {error_of[1].message} [{error_of[1].code}]", "bad") for error_of in unreadable]
-    worst_error = max((error for _, error in unreadable), key=lambda error: error.exit_code, default=None)
-    return Answer(
-        "status",
-        exit_code=worst_error.exit_code if worst_error else 0,
-        error=worst_error,
-        told=True,
-        payload={
-            "unreadable": [{"run_id": run_id, **error.as_object()} for run_id, error in unreadable],
-            "leases": [
-                {
-                    "run_id": row.run_id,
-                    "worker_id": row.worker_id,
-                    "state": row.state,
-                    "status": row.status,
-                    "age": row.age,
-                    "blocked_by": row.blocked_by,
-                    "next": row.next,
-                    "lease": plain(row.file.lease) if row.file else None,
-                    "record": plain(row.file.record) if row.file and row.file.record else None,
-                }
-                for row in standings
-            ],
-        },
-        lines=lines or [Line("no leases")],
-    )
+    return lines
+
+
+def _standing_rows(standings: Sequence[Standing]) -> list[dict[str, Any]]:
+    return [
+        {
+            "run_id": row.run_id,
+            "worker_id": row.worker_id,
+            "state": row.state,
+            "status": row.status,
+            "age": row.age,
+            "blocked_by": row.blocked_by,
+            "next": row.next,
+            "lease": plain(row.file.lease) if row.file else None,
+            "record": plain(row.file.record) if row.file and row.file.record else None,
+        }
+        for row in standings
+    ]
 
 
 def _what_became(file: LeaseFile | None) -> list[str]:

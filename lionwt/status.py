@@ -1,11 +1,20 @@
-"""``status``: every lease as it stands, what blocks it, and what to type next. Only reads."""
+"""``status``: every lease as it stands, what blocks it, and what to type next. Only reads.
+
+A lease of this machine is told from its file. What another machine has
+reported to a shared database is told as its report, and marked so: nobody here
+can look at those files (design section 9).
+"""
 
 from __future__ import annotations
 
+import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from lionwt import processes
+from lionwt import names, processes, runs, session
+from lionwt.errors import LionwtError
+from lionwt.readmodel import Row
 from lionwt.records import LeaseFile
 from lionwt.session import Run
 
@@ -22,6 +31,28 @@ class Standing:
     blocked_by: str | None
     next: str | None
     file: LeaseFile | None = None
+
+
+@dataclass
+class Everywhere:
+    """Every run: what its files say, which cannot be read, rows without files, and what other machines report."""
+
+    standings: list[Standing] = field(default_factory=list)
+    unreadable: list[tuple[str, LionwtError]] = field(default_factory=list)
+    gone: list[Row] = field(default_factory=list)
+    reported: list[Row] = field(default_factory=list)
+
+
+def status_everywhere(home: Path) -> Everywhere:
+    """The leases of every run that the read-model or the directories under ``home`` know of."""
+    known = runs.find(home)
+    found = Everywhere(gone=known.gone, reported=known.elsewhere)
+    for root in known.roots:
+        try:
+            found.standings += status(session.load(names.run_paths(root, os.environ)))
+        except LionwtError as error:  # one run that is gone must not hide the others
+            found.unreadable.append((os.path.basename(root), error))
+    return found
 
 
 def status(run: Run) -> list[Standing]:

@@ -30,7 +30,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("store", "processes", "repository", "mounts", "contracts", "listing", "walk"),
     ("locks", "parsing", "parameters", "snapshot", "worktree", "history"),
     ("capture", "session"),
-    ("repair",),
+    ("runs", "repair"),
     ("evidence", "checks", "trash", "sweep", "start", "status", "opening"),
     ("checkout", "late", "allocation"),
     ("teardown",),
