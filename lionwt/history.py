@@ -19,7 +19,7 @@ from pathlib import Path
 
 from lionwt import files, git, mounts, names, words
 from lionwt.errors import LionwtError
-from lionwt.records import Identity, LeaseFile, RunFile
+from lionwt.records import Identity, Lease, LeaseFile, RunFile
 
 _IN_PROGRESS = {
     "MERGE_HEAD": "a merge",
@@ -39,6 +39,10 @@ _MADE_HERE = re.compile(
     r"(commit( \([a-z-]+\))?|revert|am|cherry-pick"
     r"|(rebase|pull)( .*)? \((pick|reword|edit|squash|fixup|continue|merge)\)): (?!fast-forward$)"
 )
+
+_NO_BRANCH = "no branch"
+_MOVED = re.compile(r"checkout: moving from (\S+) to (\S+)")
+_STASHED = re.compile(r"\S*@\{(?P<at>\d+)\} (?:(?:WIP on|On) (?:\(no branch\)|(?P<branch>[^ :]+)): )?")
 
 
 def in_progress(git_dir: Path) -> list[str]:
@@ -90,7 +94,7 @@ def read(run: RunFile, private_dir: Path, file: LeaseFile, identity: Identity, r
         notes.append(("worker_left_branch", f"{file.lease.branch_name} is at {tip}, HEAD at {head}"))
     notes += _unreadable_reflog(shared)
     if "refs/stash" in found:
-        notes += _stashes(common, file.lease.branch_name)
+        notes += _stashes(common, shared, file.lease, is_detached=head_ref is None)
     if head in (None, run.base_sha) and tip in (None, run.base_sha):
         # Nothing was committed, unless HEAD has been somewhere and come back.
         tips = _remembered(shared, run.base_sha, branch)
@@ -245,13 +249,35 @@ def _named_by_operations(admin: Path) -> list[str]:
     return found
 
 
-def _stashes(shared: git.Git, branch: str) -> list[tuple[str, str]]:
-    logged = shared.run("reflog", "show", "--format=%gs", "refs/stash", "--", ok=(0, 128))
-    mine = [entry for entry in git.text(logged.out).splitlines() if f"n {branch}: " in f"{entry} "]
-    if not mine:
-        return []
-    stay = words.count(len(mine), "stash entry of this branch stays", "stash entries of this branch stay")
-    return [("stash_entries", f"{stay} in the repository's one stash")]
+def _stashes(common: git.Git, shared: git.Git, lease: Lease, is_detached: bool) -> list[tuple[str, str]]:
+    """The entries of the repository's one stash that came from this worktree since it was leased.
+
+    An entry says on which branch it was made: the lease's own, one that this HEAD has been on, or none.
+    """
+    logged = common.run("reflog", "show", "--date=unix", "--format=%gd %gs", "refs/stash", "--", ok=(0, 128))
+    moves = [move.groups() for _, message in _reflog(shared) if (move := _MOVED.fullmatch(message))]
+    stood = {word for move in moves for word in move}
+    # A HEAD that leaves no branch leaves a commit.
+    if is_detached or any(git.is_oid(left) for left, _ in moves):
+        stood.add(_NO_BRANCH)
+    own = others = 0
+    where: dict[str, None] = {}
+    for entry in git.text(logged.out).split("\n"):
+        named = _STASHED.match(entry)
+        if named is None or int(named["at"]) < int(lease.created_at):
+            continue
+        branch = named["branch"] or _NO_BRANCH
+        if branch == lease.branch_name:
+            own += 1
+        elif branch in stood:
+            others += 1
+            where[branch] = None
+    found = [words.count(own, "stash entry of this branch", "stash entries of this branch")] if own else []
+    if others:
+        been = f"of {', '.join(where)}, where this HEAD has been,"
+        found.append(words.count(others, f"stash entry {been}", f"stash entries {been}"))
+    stay = "stays" if own + others == 1 else "stay"
+    return [("stash_entries", f"{' and '.join(found)} {stay} in the repository's one stash")] if found else []
 
 
 def save_commits(run: RunFile, private_dir: Path, scratch: Path, tips: tuple[str, ...], target: Path) -> bool:
