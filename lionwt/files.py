@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Collection
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -33,3 +34,34 @@ def read_small(path: Path, limit: int = LARGEST, *, follow: bool = False) -> byt
             if len(content) <= limit:
                 return content
     raise OSError(errno.EFBIG, "too large to read", str(path))
+
+
+def special_below(top: Path, skip: Collection[str] = ()) -> Path | None:
+    """The first FIFO, socket or device at or below ``top``, also behind a symlink; None where there is none.
+
+    A git that opens one waits or reads without end. Directories directly in ``top`` whose name is in ``skip``
+    are not looked into; a symlink to a directory never is.
+    """
+    pending = [os.fspath(top)]
+    while pending:
+        directory = pending.pop()
+        try:
+            with os.scandir(directory) as listing:
+                entries = list(listing)
+        except OSError:
+            continue  # what cannot be entered is found out by whoever wants something there
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name not in skip or directory != os.fspath(top):
+                    pending.append(entry.path)
+            elif not entry.is_file(follow_symlinks=False) and _is_special(entry.path):
+                return Path(entry.path)
+    return None
+
+
+def _is_special(path: str) -> bool:
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False  # a symlink to nowhere
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))

@@ -24,14 +24,18 @@ import signal
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import IO, Final, Union
 
+from lionwt import files
 from lionwt.errors import LionwtError
 
 #: Seconds for a command that looks at refs or names.
 QUICK: Final = 60.0
 #: Seconds for a command that reads or writes content.
 CONTENT: Final = 1800.0
+#: Seconds after which it is asked what a git might be waiting for.
+PATIENCE: Final = 2.0
 #: Seconds between asking a git to stop and killing it.
 GRACE: Final = 5.0
 
@@ -161,7 +165,7 @@ class Git:
             except FileNotFoundError as error:
                 raise _missing(error, self.cwd) from error
             try:
-                out, _ = child.communicate(given, timeout=timeout)
+                out = self._output_of(child, arguments, given, timeout)
             except BaseException as error:
                 _stop(child)
                 if isinstance(error, subprocess.TimeoutExpired):
@@ -177,6 +181,27 @@ class Git:
         if result.code not in ok:
             raise failure(arguments, result)
         return result
+
+    def _output_of(
+        self, child: subprocess.Popen[bytes], arguments: Sequence[Word], given: bytes | None, timeout: float
+    ) -> bytes:
+        """What the child prints until its end; raises ``git_timeout`` early where a FIFO lies in its way."""
+        try:
+            return child.communicate(given, timeout=min(timeout, PATIENCE))[0]
+        except subprocess.TimeoutExpired:
+            found = None
+            for place in dict.fromkeys(
+                self.env.get(name) for name in ("GIT_DIR", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
+            ):
+                # Hooks and submodules' own directories are nothing that git is asked about here.
+                found = found or (files.special_below(Path(place), ("hooks", "lionwt", "modules")) if place else None)
+            if found is None:
+                return child.communicate(timeout=max(timeout - PATIENCE, 0))[0]
+            raise LionwtError(
+                "git_timeout",
+                f"git {_verb(arguments)} waited for {found}, which is no file, and was stopped",
+                hint=f"remove it, then run the same command again: rm {found}",
+            ) from None
 
     def _places(self) -> tuple[str, ...]:
         named = ("GIT_DIR", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_WORK_TREE")

@@ -565,3 +565,37 @@ def test_a_fifo_in_the_place_of_a_small_file_is_not_waited_for(world: World, rep
     words = ("freeze", "r1", "w1", "--succeeded") if name == "locked" else ("lease", "r1", "-w", "w2")
     answer = world.lionwt(*words, "--json", wrapper=("timeout", "-s", "KILL", "20"))
     assert answer.code > 0 and answer.error == ("worktree_moved" if name == "locked" else "system"), answer
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("admin/commondir", ("freeze", "r1", "w1", "--succeeded")),
+        ("common/packed-refs", ("freeze", "r1", "w1", "--succeeded")),
+        ("common/shallow", ("promote", "r1", "w2")),
+        ("common/objects/info/alternates", ("promote", "r1", "w2")),
+        ("common/refs/heads/pipe", ("lease", "r1", "-w", "w3")),
+        ("admin/gitdir", ("promote", "r1", "w2")),
+    ],
+)
+def test_a_fifo_that_git_itself_opens_is_named_and_not_waited_for(
+    world: World, repo: Repo, place: str, words: tuple[str, ...]
+) -> None:
+    """Design 10, invariant 24: every wait is bounded, and the answer names what to remove."""
+    world.lease("r1", "w1", "w2")["w2"].write("new.txt", "new\n")
+    world.freeze_now("r1", "w2")
+    top, _, rest = place.partition("/")
+    admin = Path(world.lease_file("r1", "w1")["identity"]["admin_dir"])
+    path = (admin if top == "admin" else repo.path / ".git") / rest
+    kept = path.read_bytes() if path.exists() else None
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    before = world.state_bytes("r1")
+    answer = world.lionwt(*words, "--json", wrapper=("timeout", "-s", "KILL", "50"))
+    assert (answer.code, answer.error) == (8, "git_timeout"), answer
+    assert str(path) in answer.json["error"]["message"] and f"rm {path}" in answer.json["error"]["hint"]
+    assert world.state_bytes("r1").keys() == before.keys()
+    path.unlink()
+    if kept is not None:
+        path.write_bytes(kept)
+    assert world.lionwt(*words, "--json").code == 0

@@ -23,8 +23,8 @@ PROJECT = Path(__file__).parent.parent
 
 #: From the ground up; a module imports only from the floors below its own.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("__init__", "command", "errors", "faults", "migrations", "signals", "together", "turn", "words"),
-    ("answers", "git", "names", "records", "files", "postgresql"),
+    ("__init__", "command", "errors", "faults", "files", "migrations", "signals", "together", "turn", "words"),
+    ("answers", "git", "names", "records", "postgresql"),
     ("database",),
     ("readmodel",),
     ("store", "processes", "repository", "mounts", "contracts", "listing", "walk"),
