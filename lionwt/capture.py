@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from lionwt import files, git, names, worktree
+from lionwt import files, git, names, repository, worktree
 from lionwt.errors import LionwtError
 from lionwt.listing import GITLINK, LIST, Entry, Listing
 from lionwt.records import Identity, LeaseFile, RunFile
@@ -107,6 +107,7 @@ class Capturer:
             with meanwhile(self._worker_index) as later:
                 walk = walk_tree(self.root)
                 require_readable_rules(self.root, walk)
+                require_readable_repositories(self.root, walk)
                 theirs = later()
             looked, others, entries = self._look(walk, theirs.listing)
             skipped = theirs.listing.skipped
@@ -146,7 +147,7 @@ class Capturer:
         foreign = [name for name in walk.repositories if name not in gitlinks]
         # A repository below an ignored directory is ignored like the rest of it;
         # any other would take content out of the tree without a trace.
-        tracked_dirs = {parent for name in entries for parent in _parents(name)} if foreign else set()
+        tracked_dirs = {parent for name in entries for parent in parents_of(name)} if foreign else set()
         repositories = [name for name in foreign if not name or name in nested or name in tracked_dirs]
         bare_links = tuple(name + b"/" for name in gitlinks.difference(walk.repositories))
         # Files where a submodule belongs: git looks away, and so must nobody else.
@@ -382,8 +383,23 @@ def _is_empty_dir(path: bytes) -> bool:
         return False
 
 
-def _parents(name: bytes) -> list[bytes]:
+def parents_of(name: bytes) -> list[bytes]:
+    """The directories above a path, the nearest first."""
     found = []
     while name := os.path.dirname(name):
         found.append(name)
     return found
+
+
+def require_readable_repositories(root: Path, walk: Walk) -> None:
+    """Raise ``patch_missing`` for a FIFO inside a repository in the worktree: git asks each for its HEAD."""
+    for name in walk.repositories:
+        git_dir = repository.git_dir_of(root / git.text(name))
+        found = files.special_below(git_dir, ("modules", "worktrees")) if git_dir is not None else None
+        if found is not None:
+            raise LionwtError(
+                "patch_missing",
+                f"{found} in the repository of submodule {git.text(name)} is no file, and git would wait for it; "
+                "the lease and the worktree are as they were",
+                hint=f"remove it, then freeze again: rm {found}",
+            )

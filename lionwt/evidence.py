@@ -15,18 +15,16 @@ import hashlib
 import io
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from lionwt import files, git, history, names, repository, store
+from lionwt import files, git, names, store
 from lionwt.capture import Capture, changing, signature
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.listing import GITLINK, SYMLINK, Entry
 from lionwt.records import LeaseFile, RunFile
-from lionwt.walk import require_readable_rules, walk_tree
 
 if TYPE_CHECKING:
     import tarfile
@@ -265,11 +263,11 @@ def converted(run: RunFile, root: Path, capture: Capture, saver: Saver, keep: bo
     return found
 
 
-def ignored(root: Path, capture: Capture, saver: Saver, only: Sequence[bytes] | None = None) -> list[dict[str, Any]]:
-    """Every file that the tree leaves out (or those in ``only``); the small ones are kept raw."""
+def ignored(root: Path, left_out: Sequence[bytes], saver: Saver) -> list[dict[str, Any]]:
+    """Name files that the tree leaves out; the small ones are kept raw."""
     found = []
     budget = SMALL_IN_ALL
-    for name in capture.left_out if only is None else only:
+    for name in left_out:
         row = ignored_row(root, name)
         size = row.get("bytes")
         if size is not None and size <= SMALL and size <= budget:
@@ -316,91 +314,6 @@ def artifact_files(directory: Path) -> list[dict[str, Any]]:
                 row["unread"] = error.strerror or "not a regular file"
             found.append(row)
     return found
-
-
-def submodules(
-    run: RunFile,
-    paths: names.RunPaths,
-    file: LeaseFile,
-    capture: Capture,
-    scratch: Path,
-    evidence: Path,
-    prefix: str = "",
-    known: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
-    """Look into populated submodules: bundle commits that only they hold, name unsaved work.
-
-    A submodule's repository is the worker's, so it is read through a scratch
-    directory with lionwt's own configuration; nothing of it is executed. One whose
-    refs are ``known`` by their digest is not bundled again.
-    """
-    rows: list[dict[str, Any]] = []
-    unsaved: list[tuple[str, str]] = []
-    for number, name in enumerate(capture.submodules):
-        path = file.lease.worktree_path / git.text(name)
-        row: dict[str, Any] = {"path": git.text(name), "commit": capture.entries[name].oid, "bundle": None}
-        rows.append(row)
-        try:
-            store_dir = _store_of(path)
-            refs = _refs_of(store_dir)
-        except (OSError, LionwtError) as error:
-            unsaved.append(("submodule_unreadable", f"submodule {git.text(name)}: {error}"))
-            continue
-        row["refs"] = hashlib.sha256(repr(sorted(refs.items())).encode("utf-8", "surrogateescape")).hexdigest()
-        require_readable_rules(path, walk_tree(path))
-        view = scratch / f"submodule-{number}"
-        history.make_git_dir(view, paths.git_dir, refs)
-        (view / "shallow").unlink(missing_ok=True)
-        if (store_dir / "shallow").is_file():
-            (view / "shallow").write_bytes(files.read_small(store_dir / "shallow", follow=True))
-        inside = git.private(view, store_dir, work_tree=path, index=view / "index")
-        try:
-            base = _base_of(run, paths, name)
-            exclude = [f"^{base}"] if base and inside.run("cat-file", "-e", base, ok=(0, 1, 128)).code == 0 else []
-            is_new = row["refs"] != known.get(row["path"])
-            if is_new and inside.run("rev-list", "--max-count=1", "--all", *exclude, "--").out:
-                bundle = evidence / f"{prefix}submodule-{number}.bundle"
-                made = scratch / bundle.name
-                inside.run("bundle", "create", "--quiet", made, "--all", *exclude, timeout=git.CONTENT)
-                store.move_file(made, bundle)
-                row["bundle"] = paths.ref(bundle)
-            inside.run("read-tree", capture.entries[name].oid, timeout=git.CONTENT)
-            inside.run("update-index", "-q", "--refresh", ok=(0, 1), timeout=git.CONTENT)
-            dirty = inside.run("diff-files", "-z", "--name-only", "--ignore-submodules=dirty", timeout=git.CONTENT).out
-            others = inside.run("ls-files", "-z", "-o", "--exclude-per-directory=.gitignore", timeout=git.CONTENT).out
-        except LionwtError as error:
-            unsaved.append(("submodule_unreadable", f"submodule {git.text(name)}: {error}"))
-            continue
-        if work := [git.text(path_) for path_ in git.records(dirty + others)]:
-            unsaved.append(("submodule_dirty", f"submodule {git.text(name)} holds uncommitted work: {work[0]}"))
-    return rows, unsaved
-
-
-def _store_of(path: Path) -> Path:
-    found = repository.git_dir_of(path)
-    if found is None or (path / ".git").is_symlink():
-        raise OSError(f"{path / '.git'} names no repository")
-    return found
-
-
-def _refs_of(store_dir: Path) -> dict[str, str]:
-    listed = git.shared(str(store_dir)).run("for-each-ref", "--format=%(refname) %(objectname)").out
-    refs = dict(
-        line.split(" ", 1) for line in git.text(listed).split("\n") if line and not line.startswith("refs/remotes/")
-    )
-    head = git.shared(str(store_dir)).run("rev-parse", "--quiet", "--verify", "HEAD^{commit}", ok=(0, 1, 128))
-    if head.code == 0:
-        refs["refs/lionwt/head"] = git.text(head.out).strip()
-    return refs
-
-
-def _base_of(run: RunFile, paths: names.RunPaths, name: bytes) -> str | None:
-    listed = git.private(paths.git_dir, run.common_dir.path).run("ls-tree", "-z", run.base_sha, "--", name)
-    for row in git.records(listed.out):
-        mode, _, oid = row.partition(b"\t")[0].decode("ascii").split(" ")
-        if mode == GITLINK:
-            return oid
-    return None
 
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> str:

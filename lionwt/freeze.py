@@ -17,7 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lionwt import checks, evidence, git, history, names, processes, repository, teardown, trash, words, worktree
+from lionwt import (
+    checks,
+    evidence,
+    git,
+    history,
+    names,
+    processes,
+    repository,
+    submodules,
+    teardown,
+    trash,
+    words,
+    worktree,
+)
 from lionwt.capture import Capture, Capturer
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.evidence import Change, Notes
@@ -199,8 +212,8 @@ def _write_evidence(
     notes.diagnostics += past.notes
     notes.diagnostics += repository.changes_of_shared_config(run.file).items()
     saver = evidence.Saver(root, scratch / SAVED)
-    subs, unsaved = evidence.submodules(run.file, run.paths, file, capture, scratch, target)
-    notes.incomplete += unsaved + _incomplete(root, capture)
+    inside = submodules.look(run.file, run.paths, file, identity, capture, scratch, target)
+    notes.incomplete += inside.unsaved + _incomplete(root, capture)
     if notes.incomplete and not verdict.accept_incomplete:
         code = next((c for c, _ in notes.incomplete if c == "embedded_repository"), "patch_missing")
         raise LionwtError(
@@ -211,7 +224,7 @@ def _write_evidence(
             hint="mend or remove what is named, then freeze again; or give it up with "
             "--failed --accept-incomplete, which keeps the raw files",
         )
-    dirty_submodules = capture.submodules if unsaved else ()
+    dirty_submodules = capture.submodules if inside.unsaved else ()
     for name in (*capture.repositories, *capture.shadowed, *capture.unreadable, *capture.refused, *dirty_submodules):
         saver.add(name)
     patch = scratch / PATCH
@@ -221,7 +234,9 @@ def _write_evidence(
     worktree.copy_saved_index(run.paths.saved_index(file.worker_id), base_index, run.file.object_format)
     evidence.prove(private, base, base_index, patch, size, capture.tree)
     converted = evidence.converted(run.file, root, capture, saver)
-    ignored = evidence.ignored(root, capture, saver)
+    left_out = [*capture.left_out, *inside.ignored]
+    special = {**capture.special, **inside.special}
+    ignored = evidence.ignored(root, left_out, saver)
     saver.close()
     has_commits = history.save_commits(run.file, run.paths.git_dir, scratch / "git", past.tips, scratch / COMMITS)
     keep_line = past.is_line and past.blocker is None
@@ -229,7 +244,7 @@ def _write_evidence(
     blocker = _blocker(past, capture, identity)
     if blocker:
         notes.diagnostics.append(("worktree_unmerged", blocker))
-    notes.diagnostics += _about_files(root, identity, capture, changes)
+    notes.diagnostics += _about_files(root, identity, changes, len(special), len(left_out))
     notes.diagnostics += [(code, f"given up: {message}") for code, message in notes.incomplete]
     _place(scratch, target, has_commits)
     manifest = {
@@ -252,21 +267,21 @@ def _write_evidence(
         "converted": converted,
         "ignored": ignored,
         "not_captured": {
-            "special": {git.text(name): kind for name, kind in capture.special.items()},
-            "empty_directories": [git.text(name) for name in capture.empty_dirs],
+            "special": {git.text(name): kind for name, kind in special.items()},
+            "empty_directories": [git.text(name) for name in (*capture.empty_dirs, *inside.empty_dirs)],
             "repositories": [git.text(name) or "." for name in capture.repositories],
             "in_submodules": [git.text(name) for name in capture.shadowed],
             "unreadable": [git.text(name) for name in capture.unreadable],
             "refused": [git.text(name) for name in capture.refused],
             "not_saved": saver.failed,
         },
-        "submodules": subs,
+        "submodules": inside.rows,
         "index_flags": [git.text(name) for name in capture.flagged],
         "sparse": [git.text(name) for name in capture.sparse],
         "unmerged": [git.text(name) for name in capture.unmerged],
         "saved": run.paths.ref(target / SAVED) if (target / SAVED).exists() else None,
         "kept": evidence.digests(
-            target, [SAVED, COMMITS, *(row["bundle"].rpartition("/")[2] for row in subs if row["bundle"])]
+            target, [SAVED, COMMITS, *(row["bundle"].rpartition("/")[2] for row in inside.rows if row["bundle"])]
         ),
         "checks": [_check_row(one, run.paths.artifact_root) for one in ran],
         "artifacts": evidence.artifact_files(file.lease.artifact_path),
@@ -321,23 +336,21 @@ def _blocker(past: history.History, capture: Capture, identity: Identity) -> str
     return past.blocker
 
 
-def _about_files(root: Path, identity: Identity, capture: Capture, changes: Sequence[Change]) -> list[tuple[str, str]]:
+def _about_files(
+    root: Path, identity: Identity, changes: Sequence[Change], special: int, left_out: int
+) -> list[tuple[str, str]]:
     found = []
     if repository.git_dir_of(root) != Path(identity.admin_dir) or (root / ".git").is_symlink():
         found.append(("git_file_changed", "the worktree's .git file was removed or replaced"))
     for change in changes:
         if change.new.mode == "120000" and (leads := evidence.leaves_worktree(root, change.path)):
             found.append(("symlink_leaves_worktree", f"{git.text(change.path)} points to {leads}"))
-    if capture.special:
-        special = words.count(len(capture.special), "FIFO, socket or device is", "FIFOs, sockets or devices are")
-        found.append(("special_files", f"{special} not in the tree"))
-    if capture.left_out:
-        found.append(
-            (
-                "ignored_files",
-                f"{words.count(len(capture.left_out), 'ignored file is', 'ignored files are')} not in the tree",
-            )
-        )
+    if special:
+        named = words.count(special, "FIFO, socket or device is", "FIFOs, sockets or devices are")
+        found.append(("special_files", f"{named} not in the tree"))
+    if left_out:
+        named = words.count(left_out, "ignored file is", "ignored files are")
+        found.append(("ignored_files", f"{named} not in the tree"))
     return found
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from lionwt import freeze, git, history, names, repository, teardown, worktree
+from lionwt import freeze, git, history, names, repository, submodules, teardown, worktree
 from lionwt.errors import LionwtError
 from lionwt.faults import point
 from lionwt.records import Evidence, LeaseFile, Outcome
@@ -40,6 +40,7 @@ def end(run: Run, file: LeaseFile) -> LeaseFile:
     if ref is not None:
         what = "its commits and what was staged were saved" if staged else "the branch's commits were saved"
         file = file.noting("commits_saved", what, ref)
+    file = _save_submodules(run, file)
     point("gone.saved")
     if file.evidence is not None or tip is not None:
         proof = file.evidence or Evidence(
@@ -99,6 +100,21 @@ def _staged(run: Run, file: LeaseFile, scratch: Path) -> list[str]:
         return []  # unmerged, or not an index: what is in it cannot be had as a tree
     message = f"{file.worker_id}: what was staged when its worktree went\n"
     return [run.commit_tree(tree, [parent], message, file.lease.created_at)]  # the same however often it is made
+
+
+def _save_submodules(run: Run, file: LeaseFile) -> LeaseFile:
+    """The repositories of its submodules lie in the registration, which is about to go."""
+    admin = _admin(file)
+    if admin is None or file.identity is None or not (admin / "modules").is_dir():
+        return file
+    target = run.paths.evidence(file.worker_id)
+    make_own_dir(target)
+    with run.scratch(file.worker_id) as scratch:
+        saved = submodules.save_stores(run.file, run.paths, file, file.identity, scratch, target, "gone-")
+    for bundle in saved:
+        file = file.noting("commits_saved", "commits of a submodule were saved", bundle)
+    sync_dir(target)
+    return file
 
 
 def _save(run: Run, file: LeaseFile, scratch: Path, tips: tuple[str, ...]) -> str | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lionwt import evidence, git, history, worktree
+from lionwt import evidence, git, history, submodules, worktree
 from lionwt.capture import Capture, Capturer
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.records import Identity, LeaseFile
@@ -83,12 +83,16 @@ class _Look:
         assert self.file.evidence is not None
         capture = Capturer(self.run.file, self.run.paths, self.file, self.identity, self.scratch).capture()
         last = self.known.tree
+        inside = submodules.look(
+            self.run.file, self.run.paths, self.file, self.identity, capture, self.scratch, self.target,
+            prefix=f"{self.name}-", known=self.known.refs,
+        )  # fmt: skip
         found: dict[str, Any] = {
             "schema": evidence.LATE_SCHEMA,
             "tree": capture.tree,
-            "ignored": self._ignored(capture),
+            "ignored": self._ignored(capture, inside.ignored),
             "converted": self._converted(capture),
-            "submodules": self._submodules(capture),
+            "submodules": self._submodules(capture, inside),
             "commits": self._commits(),
         }
         self._outside_the_tree(capture)
@@ -122,16 +126,16 @@ class _Look:
     def _keep(self, why: str) -> None:
         self.kept.append(f"{why}; the worktree was kept: move it away, then reconcile")
 
-    def _ignored(self, capture: Capture) -> list[dict[str, Any]]:
+    def _ignored(self, capture: Capture, in_submodules: list[bytes]) -> list[dict[str, Any]]:
         """Ignored files that are new or not as they were; one too large to save keeps the worktree."""
-        now = {name: evidence.ignored_row(self.root, name) for name in capture.left_out}
+        now = {name: evidence.ignored_row(self.root, name) for name in (*capture.left_out, *in_submodules)}
         new = [name for name, row in now.items() if _version(row) not in self.known.ignored]
         for name in [name for name in now if name.endswith(b"/")]:  # a repository of its own, or empty
             path = os.path.join(os.fsencode(self.root), name)
             if os.listdir(path) and (name in new or _changed_since(path, self.known.since)):
                 self._keep(f"{git.text(name)} is an ignored directory that was written to after the freeze")
         special = {*capture.unreadable, *capture.refused}
-        rows = evidence.ignored(self.root, capture, self.saver, only=[name for name in new if name not in special])
+        rows = evidence.ignored(self.root, [name for name in new if name not in special], self.saver)
         for row in rows:
             if row["kept"] is None and "bytes" in row and row["path"] not in self.saver.failed:
                 self._keep(f"{row['path']} is ignored, was written after the freeze and is too large to save")
@@ -145,17 +149,14 @@ class _Look:
                 self.saver.add(os.fsencode(row["path"]))
         return new
 
-    def _submodules(self, capture: Capture) -> list[dict[str, Any]]:
-        rows, unsaved = evidence.submodules(
-            self.run.file, self.run.paths, self.file, capture, self.scratch, self.target,
-            prefix=f"{self.name}-", known=self.known.refs,
-        )  # fmt: skip
-        for name in capture.submodules if unsaved and self.known.given_up & {code for code, _ in unsaved} else ():
+    def _submodules(self, capture: Capture, inside: submodules.Inside) -> list[dict[str, Any]]:
+        codes = {code for code, _ in inside.unsaved}
+        for name in capture.submodules if self.known.given_up & codes else ():
             self._again(name)
-        for code, message in unsaved:
+        for code, message in inside.unsaved:
             if code not in self.known.given_up:
                 self._keep(message)
-        return [row for row in rows if row["bundle"]]
+        return [row for row in inside.rows if row["bundle"]]
 
     def _commits(self) -> dict[str, Any]:
         """Commits that came after the freeze, wherever the worktree remembers them."""

@@ -31,7 +31,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("locks", "parsing", "parameters", "snapshot", "worktree", "history"),
     ("capture", "session"),
     ("runs", "repair"),
-    ("evidence", "checks", "trash", "sweep", "start", "status", "opening"),
+    ("evidence", "submodules", "checks", "trash", "sweep", "start", "status", "opening"),
     ("checkout", "late", "allocation"),
     ("teardown",),
     ("landing", "freeze", "lease"),
