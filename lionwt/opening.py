@@ -208,6 +208,13 @@ def _refuse_nested(paths: names.RunPaths, found: repository.Repository) -> None:
             f"{found.checkout} is a worker's worktree, which goes when its lease ends; nothing was made",
             hint=f"name the operator's checkout: --repo {found.main_worktree}",
         )
+    for place in (found.checkout, found.main_worktree, found.common_dir):
+        if place.is_relative_to(paths.state_root):
+            raise LionwtError(
+                "path_unsafe",
+                f"the state root {paths.state_root} holds the repository {place}; nothing was made",
+                hint="name the run by an id, or by a directory of its own",
+            )
     for what, path in (("state root", paths.state_root), ("artifact root", paths.artifact_root)):
         if path.is_relative_to(worktrees):
             raise LionwtError(
