@@ -308,3 +308,38 @@ def test_a_caller_that_has_lost_its_directory_can_still_land(world: World, repo:
     )  # fmt: skip
     assert landed.returncode == 0, landed
     assert not leased["w1"].path.exists() and (repo.path / "new.txt").exists()
+
+
+def merge_of_two(world: World, repo: Repo, *declared: str) -> None:
+    """Two changes that merge without a conflict and are wrong together: a name is renamed, and used anew."""
+    repo.commit("a program", **{"tool.sh": "old() { :; }\n", "use.sh": ". ./tool.sh\nold\n"})
+    leased = world.lease("r1", "renames", "uses", args=declared)
+    leased["renames"].write("tool.sh", "new() { :; }\n")
+    leased["renames"].write("use.sh", ". ./tool.sh\nnew\n")
+    leased["uses"].write("more.sh", ". ./tool.sh\nold\n")
+    for worker in leased:
+        world.freeze_now("r1", worker)
+
+
+def test_without_declared_checks_what_merges_cleanly_lands(world: World, repo: Repo) -> None:
+    """Nobody is asked for a check of the merge result that no one has declared.
+
+    Design 7, promote 4: ``--check-merged`` commands, if declared.
+    """
+    merge_of_two(world, repo)
+    assert world.promote("r1").code == 0
+    assert len(repo.merges()) == 2
+
+
+@pytest.mark.xfail(strict=True, reason="lease has no --check-merged yet (design 5 and 7, promote 4)")
+def test_a_clean_merge_that_its_declared_check_finds_broken_does_not_land(world: World, repo: Repo) -> None:
+    """Each of two workers' changes was green on its own base, the clean merge of both was broken, and it landed.
+
+    Design 7, promote 4: what lands is what was tested; a red one means no landing.
+    """
+    merge_of_two(world, repo, "--check-merged", "runs=sh -ec 'for file in use.sh more.sh; do sh -e ./$file; done'")
+    before = repo.head("work")
+    answer = world.promote("r1")
+    assert answer.code != 0 and len(repo.merges()) == 1, answer
+    assert repo.parents(repo.head("work"))[0] == before and repo.status() == ""
+    assert world.leftovers("r1", repo) == []
