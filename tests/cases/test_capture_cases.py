@@ -447,30 +447,42 @@ def test_directories_shared_by_links_survive_the_worktree_that_linked_them(world
         assert (repo.path / name).is_symlink()
 
 
-@pytest.mark.parametrize("content", ["latin", "utf16", "nul", "lone-cr", "long-line", "no-newline", "blank-end", "bom"])
-def test_content_of_any_kind_comes_back_byte_for_byte(world: World, repo: Repo, content: str) -> None:
+CONTENTS = {
+    "latin": b"caf\xe9\n\x80\xff\n",
+    "utf-16": "w\u00f6rter\n".encode("utf-16"),
+    "nul": b"a\0b\n",
+    "lone-cr": b"a\rb\r\n\r",
+    "long-line": b"x" * 300_000,
+    "no-newline": b"a\n\\ No newline at end of file",
+    "blank-end": b"a\n\n\n \n\t\n\n",
+    "a-patch": b"\xef\xbb\xbfa\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n",
+}
+
+
+def test_content_of_any_kind_comes_back_byte_for_byte(world: World, repo: Repo) -> None:
     """A patch decoded as text, or stripped at its end, was corrupt, and all of the worker's changes were lost.
 
     Design 6: bytes in and out.
     """
-    kinds = {
-        "latin": b"caf\xe9\n\x80\xff\n", "utf16": "w\u00f6rter\n".encode("utf-16"), "nul": b"a\0b\n",
-        "lone-cr": b"a\rb\r\n\r", "long-line": b"x" * 300_000, "no-newline": b"a\n\\ No newline at end of file",
-        "blank-end": b"a\n\n\n \n\t\n\n", "bom": b"\xef\xbb\xbfa\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n",
-    }  # fmt: skip
-    repo.write("old", kinds[content])
-    repo.write("mixed", b"first\n" + kinds[content])
+    for kind, content in CONTENTS.items():
+        repo.write(f"{kind}.old", content)
+        repo.write(f"{kind}.mixed", b"first\n" + content)
     repo.commit("kinds")
     worker = world.lease("r1", "w1")["w1"]
-    worker.write("old", kinds[content][::-1])
-    worker.write("mixed", b"second\n" + kinds[content])
-    worker.write("new", kinds[content])
+    for kind, content in CONTENTS.items():
+        worker.write(f"{kind}.old", content[::-1])
+        worker.write(f"{kind}.mixed", b"second\n" + content)
+        worker.write(f"{kind}.new", content)
     worker.git("-c", "i18n.commitEncoding=latin1", "commit", "-qam", b"caf\xe9".decode("utf-8", "surrogateescape"))
+    # The last hunk of the patch ends in blank context.
+    worker.write("blank-end.old", CONTENTS["blank-end"].replace(b"a", b"b"))
     assert world.freeze("r1", "w1").code == 0
     found = world.round_trip("r1", "w1")
-    assert found[b"new"][1] == kinds[content]
+    for kind, content in CONTENTS.items():
+        assert found[f"{kind}.new".encode()][1] == content, kind
     assert world.promote("r1").code == 0
-    assert (repo.path / "mixed").read_bytes() == b"second\n" + kinds[content]
+    for kind, content in CONTENTS.items():
+        assert (repo.path / f"{kind}.mixed").read_bytes() == b"second\n" + content, kind
 
 
 def test_every_change_of_kind_of_an_entry_is_named_and_lands(world: World, repo: Repo) -> None:

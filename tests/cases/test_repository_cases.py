@@ -268,7 +268,7 @@ def test_hooks_of_every_kind_are_neither_run_nor_needed(world: World, repo: Repo
     repo.env.update(world.git_env)
     repo.commit("hooks in the tree")
     world.config("core.hooksPath", str(world.root / "global-hooks"))
-    repo.git("config", "core.hooksPath", "tracked-hooks")
+    repo.git("config", "core.hooksPath", str(repo.path / "tracked-hooks"))
     repo.git("config", "core.fsmonitor", str(repo.path / ".git/hooks/fsmonitor-watchman"))
     repo.env.update({"GIT_CONFIG_COUNT": "2", "GIT_CONFIG_KEY_1": "core.fsmonitor", "GIT_CONFIG_VALUE_1": "false"})
     world.git_env.update({key: value for key, value in repo.env.items() if key.startswith("GIT_CONFIG_")})
