@@ -18,8 +18,10 @@ There are three ways to stand in front of a repository:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import select
 import signal
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -146,16 +148,18 @@ class Git:
         when it had to be stopped, ``git_unsupported`` when there is no git.
         """
         command: list[str | bytes] = ["git", *_ALWAYS, *self.flags, *(os.fspath(word) for word in arguments)]
-        given = stdin if isinstance(stdin, bytes) else None
-        source: int | IO[bytes] = subprocess.DEVNULL
-        if stdin is not None:
-            source = subprocess.PIPE if isinstance(stdin, bytes) else stdin
-        with _unnamed_file() as errors:
+        with contextlib.ExitStack() as files_of_it:
+            errors = files_of_it.enter_context(_unnamed_file())
+            printed = stdout or files_of_it.enter_context(_unnamed_file())
+            if isinstance(stdin, bytes):
+                given, stdin = stdin, files_of_it.enter_context(_unnamed_file())
+                stdin.write(given)
+                stdin.seek(0)
             try:
                 child = subprocess.Popen(
                     command,
-                    stdin=source,
-                    stdout=stdout or subprocess.PIPE,
+                    stdin=subprocess.DEVNULL if stdin is None else stdin,
+                    stdout=printed,
                     stderr=errors,
                     env=self.env,
                     cwd=self.cwd,
@@ -165,7 +169,7 @@ class Git:
             except FileNotFoundError as error:
                 raise _missing(error, self.cwd) from error
             try:
-                out = self._output_of(child, arguments, given, timeout)
+                self._see_it_end(child, arguments, timeout)
             except BaseException as error:
                 _stop(child)
                 if isinstance(error, subprocess.TimeoutExpired):
@@ -175,19 +179,17 @@ class Git:
                         hint="a filter program may hang; look for it, then run the same command again",
                     ) from error
                 raise
-            errors.seek(0)
-            err = errors.read(64 * 1024)
-        result = Result(child.returncode, out or b"", err, self._places())
+            out = b"" if stdout else _content(printed)
+            err = _content(errors)[: 64 * 1024]
+        result = Result(child.returncode, out, err, self._places())
         if result.code not in ok:
             raise failure(arguments, result)
         return result
 
-    def _output_of(
-        self, child: subprocess.Popen[bytes], arguments: Sequence[Word], given: bytes | None, timeout: float
-    ) -> bytes:
-        """What the child prints until its end; raises ``git_timeout`` early where a FIFO lies in its way."""
+    def _see_it_end(self, child: subprocess.Popen[bytes], arguments: Sequence[Word], timeout: float) -> None:
+        """Wait until the child has ended; raises ``git_timeout`` early where a FIFO lies in its way."""
         try:
-            return child.communicate(given, timeout=min(timeout, PATIENCE))[0]
+            _wait(child, min(timeout, PATIENCE))
         except subprocess.TimeoutExpired:
             found = None
             for place in dict.fromkeys(
@@ -196,7 +198,8 @@ class Git:
                 # Hooks and submodules' own directories are nothing that git is asked about here.
                 found = found or (files.special_below(Path(place), ("hooks", "lionwt", "modules")) if place else None)
             if found is None:
-                return child.communicate(timeout=max(timeout - PATIENCE, 0))[0]
+                _wait(child, max(timeout - PATIENCE, 0))
+                return
             raise LionwtError(
                 "git_timeout",
                 f"git {_verb(arguments)} waited for {found}, which is no file, and was stopped",
@@ -220,12 +223,38 @@ class Git:
 
 
 def _unnamed_file() -> IO[bytes]:
-    """A file that nobody else sees: a filter's leftover child may hold it open, and nobody waits for that."""
+    """A file that nobody else sees.
+
+    Not a pipe: a filter's leftover child may hold it open, and nobody waits for
+    that; and a git whose reader was killed goes on to its end.
+    """
     if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("git-stderr"), "w+b")
+        return os.fdopen(os.memfd_create("git"), "w+b", buffering=0)
     import tempfile
 
-    return tempfile.TemporaryFile()
+    return tempfile.TemporaryFile(buffering=0)
+
+
+def _content(file: IO[bytes]) -> bytes:
+    file.seek(0)
+    return file.read()
+
+
+def _wait(child: subprocess.Popen[bytes], timeout: float) -> None:
+    """Wait for the child's end; raises ``TimeoutExpired``. On Linux without asking again and again."""
+    if hasattr(os, "pidfd_open"):
+        with contextlib.suppress(OSError):
+            handle = os.pidfd_open(child.pid)
+            try:
+                ending = select.poll()
+                ending.register(handle, select.POLLIN)
+                if ending.poll(timeout * 1000):
+                    timeout = GRACE
+                else:
+                    timeout = 0
+            finally:
+                os.close(handle)
+    child.wait(timeout)
 
 
 def text(raw: bytes) -> str:
@@ -283,10 +312,10 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
     """End a child the gentle way first: a killed git leaves its lock files."""
     child.send_signal(signal.SIGTERM)
     try:
-        child.communicate(timeout=GRACE)
+        _wait(child, GRACE)
     except subprocess.TimeoutExpired:
         child.kill()
-        child.communicate()
+        child.wait()
 
 
 def _base_env() -> dict[str, str]:

@@ -331,7 +331,6 @@ def test_without_declared_checks_what_merges_cleanly_lands(world: World, repo: R
     assert len(repo.merges()) == 2
 
 
-@pytest.mark.xfail(strict=True, reason="lease has no --check-merged yet (design 5 and 7, promote 4)")
 def test_a_clean_merge_that_its_declared_check_finds_broken_does_not_land(world: World, repo: Repo) -> None:
     """Each of two workers' changes was green on its own base, the clean merge of both was broken, and it landed.
 
