@@ -11,6 +11,7 @@ by construction and not by a list of special cases.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -81,6 +82,13 @@ class _WorkerIndex:
     broken: str | None = None
 
 
+@dataclass(frozen=True)
+class _Settled:
+    entries: Listing
+    tree: str
+    dirty: list[bytes]
+
+
 class Capturer:
     """Captures one lease's worktree into an index in ``scratch``."""
 
@@ -104,33 +112,49 @@ class Capturer:
         touched: dict[bytes, None] = {}
         for _ in range(_LOOKS):
             stamp = self._worker_stamp()
-            with meanwhile(self._worker_index) as later:
-                walk = walk_tree(self.root)
-                require_readable_rules(self.root, walk)
-                require_readable_repositories(self.root, walk)
-                theirs = later()
-            looked, others, entries = self._look(walk, theirs.listing)
+            walk, theirs, dirty = self._first_look()
+            looked: dict[bytes, Signature | None] = {}
+            others = self._take(dirty, walk, theirs.listing, looked)
+            settled = self._settle()
             skipped = theirs.listing.skipped
             absent = {name: entry for name, entry in skipped.items() if not self._lies_there(name)}
-            entries = self._with_absent(entries, absent)
-            forced = [name for name in theirs.listing.missing_from(entries) - looked.keys() if self._is_file(name)]
-            if forced:
-                looked.update((name, self._signature(name)) for name in forced)
-                self._update(sorted(forced))
-                entries = self._entries()
+            others, is_more = self._take_hidden(settled.entries, walk, theirs.listing, absent, others, looked)
+            if is_more:
+                settled = self._settle()
             touched.update(dict.fromkeys(looked))
-            with meanwhile(self._dirty) as second_look:
-                tree = self.git.oid("write-tree", timeout=git.CONTENT)
-                seen = {name: self._signature(name) for name in touched}
-                dirty = second_look()
-            left = {*dirty, *(name for name in others if name not in entries and not name.endswith(b"/"))}
+            seen = {name: self._signature(name) for name in touched}
+            entries = settled.entries
+            left = {*settled.dirty, *(name for name in others if name not in entries and not name.endswith(b"/"))}
             left -= absent.keys()
             # What git was given and still does not hold, though it has not changed, it does not take.
             stuck = {name for name in left if name in looked and looked[name] == self._signature(name)}
             if left == stuck and walk.is_current() and self._worker_stamp() == stamp:
                 nested = {name.rstrip(b"/") for name in others if name.endswith(b"/")}
-                return self._result(tree, entries, seen, walk, theirs, nested, stuck, absent)
+                return self._result(settled.tree, entries, seen, walk, theirs, nested, stuck, absent)
         raise changing(self.root)
+
+    def _first_look(self) -> tuple[Walk, _WorkerIndex, list[bytes]]:
+        """The walk, the worker's index, and what git finds changed: side by side, since each waits for the disk."""
+        stopped, stop = os.pipe()
+        with contextlib.ExitStack() as ending:
+            ending.callback(os.close, stopped)
+            dirty = ending.enter_context(meanwhile(lambda: self._dirty(self.git.stopped_by(stopped))))
+            # Whatever fails here stops that git before it is waited for: it may hang on what the walk finds.
+            ending.callback(os.close, stop)
+            index = ending.enter_context(meanwhile(self._worker_index))
+            walk = walk_tree(self.root)
+            require_readable_rules(self.root, walk)
+            require_readable_repositories(self.root, walk)
+            return walk, index(), dirty()
+
+    def _settle(self) -> _Settled:
+        """The index as it is now, its tree, and what still differs on the disk: the second look."""
+        with (
+            meanwhile(lambda: self._dirty(self.git)) as dirty,
+            meanwhile(lambda: self.git.oid("write-tree", timeout=git.CONTENT)) as tree,
+        ):
+            entries = self._entries()
+            return _Settled(entries, tree(), dirty())
 
     def _result(
         self,
@@ -182,52 +206,80 @@ class Capturer:
             return True
         return hashlib.new(self.run.object_format, body, usedforsecurity=False).digest() == checksum
 
-    def _look(self, walk: Walk, theirs: Listing) -> tuple[dict[bytes, Signature | None], list[bytes], Listing]:
-        """Bring the index up to the worktree.
+    def _take(
+        self, dirty: list[bytes], walk: Walk, theirs: Listing, looked: dict[bytes, Signature | None]
+    ) -> list[bytes] | None:
+        """Bring the index up to the worktree, noting in ``looked`` each path as it was then.
 
-        Returns the paths that were looked at as they were then, those that git
-        calls untracked (a repository ends with a slash), and what the index holds.
+        Returns what git calls untracked (a repository ends with a slash), None
+        where nothing seems to be.
         """
         if theirs.gitlinks:
             self._allowed |= theirs.gitlinks.keys() & self._named_submodules()
-        found = self._dirty()
-        looked = {name: self._signature(name) for name in found}
+        self._look_at(dirty, looked)
+        if len(walk.files) <= len(theirs) and all(name in theirs.gitlinks for name in walk.repositories):
+            return None
+        return self._take_others(looked)
+
+    def _take_others(self, looked: dict[bytes, Signature | None]) -> list[bytes]:
+        # Asked after the walk: what lay there and is not named now is ignored, not new.
+        others = git.records(
+            self.git.run("ls-files", "-z", "-o", "--exclude-per-directory=.gitignore", timeout=git.CONTENT).out
+        )
+        self._look_at([name for name in others if not name.endswith(b"/")], looked)
+        return others
+
+    def _look_at(self, found: list[bytes], looked: dict[bytes, Signature | None]) -> None:
+        looked.update({name: self._signature(name) for name in found})
         self._update(found)
-        entries = self._without_removed_links(self._entries(), theirs)
-        others: list[bytes] = []
-        if entries.beyond(walk.files) or any(name not in entries.gitlinks for name in walk.repositories):
-            # Asked after the walk: what lay there and is not named now is ignored, not new.
-            others = self._others()
-            plain = [name for name in others if not name.endswith(b"/")]
-            looked.update({name: self._signature(name) for name in plain})
-            self._update(plain)
+
+    def _take_hidden(
+        self,
+        entries: Listing,
+        walk: Walk,
+        theirs: Listing,
+        absent: dict[bytes, Entry],
+        others: list[bytes] | None,
+        looked: dict[bytes, Signature | None],
+    ) -> tuple[list[bytes], bool]:
+        """Take what the disk alone does not tell; returns the untracked paths, and whether the index has changed."""
+        is_more = self._drop_removed_links(entries, theirs)
+        foreign = any(name not in entries.gitlinks for name in walk.repositories)
+        if is_more or (others is None and (foreign or entries.beyond(walk.files))):
+            others = self._take_others(looked)
+            is_more = is_more or bool(others)
+        if is_more:
             entries = self._entries()
         if taken := self._take_unpopulated(theirs.gitlinks, entries):
             looked.update({name: self._signature(name) for name in taken})
-            entries = self._entries()
-        return looked, others, entries
+            is_more = True
+        if self._put_back(entries, absent):
+            is_more = True
+        forced = [name for name in theirs.missing_from(entries) - looked.keys() if self._is_file(name)]
+        if forced:
+            self._look_at(sorted(forced), looked)
+            is_more = True
+        return others or [], is_more
 
-    def _without_removed_links(self, entries: Listing, theirs: Listing) -> Listing:
+    def _drop_removed_links(self, entries: Listing, theirs: Listing) -> bool:
         """A submodule that the worker took out of its index is gone, also where other files lie in its place."""
         if not theirs:  # an index that was lost says nothing
-            return entries
+            return False
         removed = [name for name in entries.gitlinks if name not in theirs and not self._lies_there(name + b"/.git")]
-        if not removed:
-            return entries
-        self._drop(removed)
-        return self._entries()
+        if removed:
+            self._drop(removed)
+        return bool(removed)
 
-    def _with_absent(self, entries: Listing, absent: dict[bytes, Entry]) -> Listing:
+    def _put_back(self, entries: Listing, absent: dict[bytes, Entry]) -> bool:
         """A path that the worker's sparse definition took off the disk is as its index has it, not deleted."""
         lines = [
             f"{entry.mode} {entry.oid}\t".encode() + name + b"\0"
             for name, entry in absent.items()
             if entries.get(name) != entry
         ]
-        if not lines:
-            return entries
-        self.git.run("update-index", "-z", "--replace", "--index-info", stdin=b"".join(lines), timeout=git.CONTENT)
-        return self._entries()
+        if lines:
+            self.git.run("update-index", "-z", "--replace", "--index-info", stdin=b"".join(lines), timeout=git.CONTENT)
+        return bool(lines)
 
     def _drop(self, gone: list[bytes]) -> None:
         lines = b"".join(f"0 {self._zero}\t".encode() + name + b"\0" for name in gone)
@@ -275,9 +327,9 @@ class Capturer:
         )
         return frozenset(row.partition(b"\n")[2] for row in git.records(listed.out))
 
-    def _dirty(self) -> list[bytes]:
+    def _dirty(self, looking: git.Git) -> list[bytes]:
         """Every path whose stat differs, also one that a conversion makes equal again: its raw content may be work."""
-        listed = self.git.run(
+        listed = looking.run(
             "diff-files", "-z", "--raw", "--ignore-submodules=dirty", "--no-ext-diff", timeout=git.CONTENT
         )
         rows = git.records(listed.out)
@@ -285,12 +337,6 @@ class Capturer:
         links = [name for meta, name in zip(metas, found, strict=True) if meta.startswith(b":160000")]
         self._allowed = self._allowed.union(links)
         return found
-
-    def _others(self) -> list[bytes]:
-        """What git calls untracked, by the worktree's own rules alone; a repository ends with a slash."""
-        return git.records(
-            self.git.run("ls-files", "-z", "-o", "--exclude-per-directory=.gitignore", timeout=git.CONTENT).out
-        )
 
     def _update(self, found: list[bytes]) -> None:
         parents: dict[bytes, bool] = {}

@@ -11,11 +11,12 @@ can be repeated.
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lionwt import (
     checks,
@@ -38,6 +39,7 @@ from lionwt.faults import point
 from lionwt.records import Candidate, Check, Evidence, Identity, LeaseFile, Validation
 from lionwt.session import Run
 from lionwt.store import make_own_dir, move_file, sync_dir
+from lionwt.together import meanwhile
 
 PATCH, MANIFEST, SAVED, COMMITS = "candidate.patch", "manifest.json", "saved.tar", "commits.bundle"
 
@@ -147,6 +149,13 @@ def _given(candidate: Candidate, verdict: Verdict) -> list[Validation]:
     return [result for result in candidate.validations if result.name not in checked]
 
 
+class Patch(NamedTuple):
+    """A patch that was written; ``size`` in bytes."""
+
+    sha256: str
+    size: int
+
+
 @dataclass(frozen=True)
 class Proof:
     """What a capture made durable."""
@@ -171,7 +180,16 @@ def capture_evidence(run: Run, file: LeaseFile, identity: Identity, verdict: Ver
             ran = checks.in_worktree(run, file, verdict.checks, scratch)
             if ran:
                 capture = _unchanged(run, file, identity, capture, scratch / "again", ran)
-            proof = _write_evidence(run, file, identity, verdict, capture, scratch, target, began_ns, ran)
+            private, saved_index = run.private(), run.paths.saved_index(file.worker_id)
+            patch = Patch(*evidence.write_patch(private, run.file.base_sha, capture.tree, scratch / PATCH))
+            worktree.copy_saved_index(saved_index, scratch / "base", run.file.object_format)
+            prove = functools.partial(
+                evidence.prove, private, run.file.base_sha, scratch / "base", scratch / PATCH, patch.size, capture.tree
+            )
+            with meanwhile(prove) as proven:
+                proof = _write_evidence(
+                    run, file, identity, verdict, capture, patch, proven, scratch, target, began_ns, ran
+                )
             sync_dir(target)
             sync_dir(target.parent)
             point("freeze.evidence")
@@ -201,6 +219,8 @@ def _write_evidence(
     identity: Identity,
     verdict: Verdict,
     capture: Capture,
+    patch: Patch,
+    proven: Callable[[], None],
     scratch: Path,
     target: Path,
     began_ns: int,
@@ -227,12 +247,7 @@ def _write_evidence(
     dirty_submodules = capture.submodules if inside.unsaved else ()
     for name in (*capture.repositories, *capture.shadowed, *capture.unreadable, *capture.refused, *dirty_submodules):
         saver.add(name)
-    patch = scratch / PATCH
-    sha256, size = evidence.write_patch(private, base, capture.tree, patch)
     changes = evidence.changes_between(private, base, capture.tree)
-    base_index = scratch / "base"
-    worktree.copy_saved_index(run.paths.saved_index(file.worker_id), base_index, run.file.object_format)
-    evidence.prove(private, base, base_index, patch, size, capture.tree)
     converted = evidence.converted(run.file, root, capture, saver)
     left_out = [*capture.left_out, *inside.ignored]
     special = {**capture.special, **inside.special}
@@ -246,6 +261,7 @@ def _write_evidence(
         notes.diagnostics.append(("worktree_unmerged", blocker))
     notes.diagnostics += _about_files(root, identity, changes, len(special), len(left_out))
     notes.diagnostics += [(code, f"given up: {message}") for code, message in notes.incomplete]
+    proven()
     _place(scratch, target, has_commits)
     manifest = {
         "schema": evidence.MANIFEST_SCHEMA,
@@ -256,7 +272,7 @@ def _write_evidence(
         "tree": capture.tree,
         "commit": commit,
         "complete": not notes.incomplete,
-        "patch": {"ref": run.paths.ref(target / PATCH), "sha256": sha256, "bytes": size},
+        "patch": {"ref": run.paths.ref(target / PATCH), "sha256": patch.sha256, "bytes": patch.size},
         "head": {"commit": past.head, "ref": past.head_ref, "branch_tip": past.branch_tip},
         "commits": {
             "kept": list(past.line) if keep_line else [],
@@ -288,9 +304,9 @@ def _write_evidence(
         "diagnostics": [{"code": code, "message": message} for code, message in notes.diagnostics],
     }
     manifest_sha256 = evidence.write_manifest(target / MANIFEST, manifest)
-    evidence.require_proven(target / PATCH, sha256, size)
+    evidence.require_proven(target / PATCH, patch.sha256, patch.size)
     return Proof(
-        patch_sha256=sha256,
+        patch_sha256=patch.sha256,
         changes=tuple(changes),
         evidence=Evidence(
             tree=capture.tree,

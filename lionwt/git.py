@@ -123,6 +123,7 @@ class Git:
     flags: tuple[str, ...] = ()
     cwd: str = "/"
     keep_fds: tuple[int, ...] = field(default=())
+    stop_fd: int | None = None
 
     def with_env(self, **env: str | os.PathLike[str]) -> Git:
         return replace(self, env={**self.env, **{key: os.fspath(value) for key, value in env.items()}})
@@ -133,6 +134,10 @@ class Git:
     def keeping(self, *fds: int) -> Git:
         """The same, whose children keep ``fds`` open and outlive a signal to lionwt's group."""
         return replace(self, keep_fds=fds)
+
+    def stopped_by(self, fd: int) -> Git:
+        """The same, whose children are stopped when ``fd`` can be read, or its other end is closed."""
+        return replace(self, stop_fd=fd)
 
     def run(
         self,
@@ -189,7 +194,7 @@ class Git:
     def _see_it_end(self, child: subprocess.Popen[bytes], arguments: Sequence[Word], timeout: float) -> None:
         """Wait until the child has ended; raises ``git_timeout`` early where a FIFO lies in its way."""
         try:
-            _wait(child, min(timeout, PATIENCE))
+            _wait(child, min(timeout, PATIENCE), self.stop_fd)
         except subprocess.TimeoutExpired:
             found = None
             for place in dict.fromkeys(
@@ -198,7 +203,7 @@ class Git:
                 # Hooks and submodules' own directories are nothing that git is asked about here.
                 found = found or (files.special_below(Path(place), ("hooks", "lionwt", "modules")) if place else None)
             if found is None:
-                _wait(child, max(timeout - PATIENCE, 0))
+                _wait(child, max(timeout - PATIENCE, 0), self.stop_fd)
                 return
             raise LionwtError(
                 "git_timeout",
@@ -240,7 +245,7 @@ def _content(file: IO[bytes]) -> bytes:
     return file.read()
 
 
-def _wait(child: subprocess.Popen[bytes], timeout: float) -> None:
+def _wait(child: subprocess.Popen[bytes], timeout: float, stop_fd: int | None = None) -> None:
     """Wait for the child's end; raises ``TimeoutExpired``. On Linux without asking again and again."""
     if hasattr(os, "pidfd_open"):
         with contextlib.suppress(OSError):
@@ -248,10 +253,10 @@ def _wait(child: subprocess.Popen[bytes], timeout: float) -> None:
             try:
                 ending = select.poll()
                 ending.register(handle, select.POLLIN)
-                if ending.poll(timeout * 1000):
-                    timeout = GRACE
-                else:
-                    timeout = 0
+                if stop_fd is not None:
+                    ending.register(stop_fd, select.POLLIN)
+                seen = [fd for fd, _ in ending.poll(timeout * 1000)]
+                timeout = GRACE if handle in seen else 0
             finally:
                 os.close(handle)
     child.wait(timeout)
