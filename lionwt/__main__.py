@@ -23,6 +23,8 @@ def main() -> int:
         return run(sys.argv[1:])
     except signals.Interrupted as interruption:  # before there was an answer, or while it was printed
         return 128 + interruption.number
+    finally:
+        gc.freeze()  # nor must all of it be searched once more when the interpreter ends
 
 
 def _version() -> int:
