@@ -23,6 +23,7 @@ from typing import Final
 from lionwt import evidence, git, history, names, store, words, worktree
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.evidence import Change
+from lionwt.faults import point
 from lionwt.listing import GITLINK, SYMLINK, Entry
 from lionwt.records import LeaseFile
 from lionwt.session import Run
@@ -124,6 +125,7 @@ class Checkout:
                         f"wait for it; if no git runs there, remove that file: rm {self.lock_path}",
                     )
                 time.sleep(0.05)
+            point("promote.index_linked")
         except OSError as error:
             raise from_os_error(error, f"locking the index of {self.root}") from error
         finally:
@@ -352,6 +354,7 @@ class Checkout:
                 os.close(fd)
             os.rename(lock.copy, self.index)
             sync_dir(self.git_dir)
+        point("promote.index_installed")
         self.release(lock)
         sync_dir(self.git_dir)
 
@@ -377,11 +380,13 @@ class Checkout:
                 lines.append(_index_line(change))
         lines.sort(key=lambda line: not line.startswith(b"0 "))  # removals first: a directory may become a file
         private.run("update-index", "-z", "--index-info", stdin=b"".join(lines), timeout=git.CONTENT)
+        point("promote.repaired_index")
         skips = {change.path for change in changes if held.get(change.path, (None, False))[1]}
         skips |= self._left_out(private, [change.path for change in changes if change.path not in held])
         skips = {change.path for change in changes if change.path in skips and change.status != "D"}
         absent = {path for path in skips if not os.path.lexists(self._absolute(path))}
         self._write_files(private, [change for change in writable if change.path not in absent], left)
+        point("promote.repaired_files")
         if skips:
             private.run(
                 "update-index", "-z", "--skip-worktree", "--stdin", stdin=b"".join(p + b"\0" for p in sorted(skips))

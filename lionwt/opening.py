@@ -291,6 +291,7 @@ def open_run(paths: names.RunPaths, store: Store, plan: Plan) -> None:
         )
     make_private_dir(paths.state_root)
     snapshot.make_private_git_dir(paths.git_dir, plan.repository, plan.settings)
+    point("lease.prepared")
     store.open_run(plan.run)
 
 
@@ -299,5 +300,6 @@ def unopen(store: Store) -> None:
     with locks.held(store.paths.run_lock, "run"):
         if not store.worker_ids():
             store.paths.run_file.unlink(missing_ok=True)
+            point("lease.closed")
             with contextlib.suppress(OSError):
                 mounts.remove_tree(store.paths.git_dir)

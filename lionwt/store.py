@@ -74,7 +74,11 @@ def sync_file(path: Path) -> None:
 
 
 def move_file(source: Path, target: Path) -> None:
-    """Move a finished file to its place, content on disk before the name; the caller syncs the directory."""
+    """Move a finished file to its place, content on disk before the name; the caller syncs the directory.
+
+    Whoever made it, git with the caller's umask for one, nobody else reads it there.
+    """
+    os.chmod(source, 0o600)
     sync_file(source)
     try:
         os.rename(source, target)
@@ -85,6 +89,7 @@ def move_file(source: Path, target: Path) -> None:
             writing.flush()
             os.fsync(writing.fileno())
         os.rename(temporary, target)
+    point("store.moved")
 
 
 def make_own_dir(path: Path) -> None:
@@ -335,3 +340,4 @@ class Store:
         except FileNotFoundError:
             return
         sync_dir(self.paths.workspaces)
+        point("store.forgotten")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lionwt import mounts, names
 from lionwt.errors import LionwtError
+from lionwt.faults import point
 from lionwt.session import Run
 
 
@@ -32,8 +33,10 @@ def clear(run: Run) -> list[str]:
         with run.registration():
             entries = _listed(root / ".trash")
         errors = _delete(entries)
+        point("trash.emptied")
         with run.registration():
             _tidy(run.main_worktree, run.file.run_id)
+            point("trash.tidied")
     except OSError as error:
         return [f"{root / '.trash'}: {error.strerror}; it was left as it is"]
     except LionwtError as error:

@@ -528,3 +528,18 @@ def test_evidence_and_artifacts_are_never_followed_through_a_symlink(world: Worl
     artifacts.symlink_to(victim)
     assert world.freeze("r1", "w1").code == 0
     assert world.manifest("r1", "w1")["artifacts"] == [{"path": ".", "link": str(victim)}]
+
+
+def test_nobody_else_reads_the_evidence_whatever_the_umask(world: World, repo: Repo) -> None:
+    """Design section 3: mode 0600; a bundle is git's to make, and keeps the caller's umask until it is moved."""
+    worker = world.lease("r1", "w1")["w1"]
+    worker.commit("kept", **{"kept.txt": "kept\n"})
+    worker.write("ignored/secret", "secret\n")
+    old = os.umask(0)
+    try:
+        assert world.freeze("r1", "w1").code == 0
+    finally:
+        os.umask(old)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in world.evidence("r1", "w1").iterdir()}
+    assert {"candidate.patch", "manifest.json", "saved.tar", "commits.bundle"} == set(modes)
+    assert set(modes.values()) == {0o600}, modes
