@@ -57,6 +57,7 @@ def allocate(run: Run, made: Made) -> list[LeaseFile]:
         except worktree.BranchesRefused:
             made.branches = False  # what stands there is not this call's
             raise
+        point("lease.branched")
         identities = []
         for file in made.files:
             identities.append(worktree.register(run.file, file.worker_id, nonce_of(file)))
@@ -168,7 +169,7 @@ def _undo(run: Run, made: Made) -> list[str]:
 
 
 def _undo_one(run: Run, file: LeaseFile) -> tuple[str, ...]:
-    removal = undo_allocation(run, file)
+    file, removal = undo_allocation(run, file)
     if removal.worktree_removed and removal.branch_deleted:
         run.store.forget(file.worker_id)
     else:
@@ -184,8 +185,12 @@ def _as_stored(run: Run, file: LeaseFile) -> LeaseFile:
         return file
 
 
-def undo_allocation(run: Run, file: LeaseFile) -> worktree.Removal:
-    """Remove what carries the nonce of an unfinished allocation. Call under the registration lock."""
+def undo_allocation(run: Run, file: LeaseFile) -> tuple[LeaseFile, worktree.Removal]:
+    """Remove what carries the nonce of an unfinished allocation. Call under the registration lock.
+
+    Returns the file with the identity that was found by the nonce, which the
+    intent takes with it: what could not be removed is found by it again.
+    """
     nonce = nonce_of(file)
     path = file.lease.worktree_path
     admin = worktree.admin_with_nonce(run.common_dir, nonce, path)
@@ -198,11 +203,14 @@ def undo_allocation(run: Run, file: LeaseFile) -> worktree.Removal:
             identity = Identity(device=seen.st_dev, inode=seen.st_ino, admin_dir=str(admin), nonce=nonce)
         if identity is None:
             identity = Identity(device=0, inode=0, admin_dir=str(admin), nonce=nonce)
-    elif os.path.isdir(path) and not os.listdir(path):
-        os.rmdir(path)  # git made the directory and got no further
+    else:
+        worktree.drop_set_aside(run.common_dir, nonce)
+        if os.path.isdir(path) and not os.listdir(path):
+            os.rmdir(path)  # git made the directory and got no further
     known = repository.find_branches(str(run.common_dir), branch).get(branch)
     tip = run.file.base_sha if known is not None else None
-    return worktree.remove(run.file, file.having(identity=identity), tip)
+    file = file.having(identity=identity)
+    return file, worktree.remove(run.file, file, tip)
 
 
 def ended(file: LeaseFile, removal: worktree.Removal, by: str) -> LeaseFile:

@@ -135,13 +135,13 @@ def reconcile(
         file = run.lease(entry.worker_id) if entry.worker_id in worked_on else entry.file
         if file.record is None:
             continue
+        teardown.clean(run, file)  # whoever wrote the record may have died before this
         found.records.append(file.record)
         if entry.worker_id in worked_on:
             found.ended.append(file)
         if file.record.status in _NEEDS_A_PERSON:
             found.standing.append(file)
-    if work:
-        trash.clear(run)
+    trash.clear(run)
     sweep(run)
     return found
 
@@ -345,7 +345,7 @@ def _settle(run: Run, work: list[tuple[Seen, Step, Action | None]], found: Recon
 
 def _undo_allocation(run: Run, file: LeaseFile) -> LeaseFile:
     with run.registration():
-        removal = allocation.undo_allocation(run, file)
+        file, removal = allocation.undo_allocation(run, file)
     return run.store.write(allocation.ended(file, removal, "reconcile"))
 
 
@@ -361,10 +361,10 @@ def _freeze_failed(run: Run, file: LeaseFile) -> LeaseFile:
 def retry_teardown(run: Run, file: LeaseFile) -> LeaseFile:
     """Try a failed teardown again; a complete one takes the outcome."""
     if file.outcome is None:  # an allocation that could not be undone
-        identity, record = file.identity, file.record
+        record = file.record
         assert record is not None
         with run.registration():
-            removal = worktree.remove(run.file, file.having(identity=identity), run.file.base_sha)
+            removal = worktree.remove(run.file, file, run.file.base_sha)
         complete = removal.worktree_removed and removal.branch_deleted
         replaced = record.having(
             status="discarded" if complete else "teardown_failed",

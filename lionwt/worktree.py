@@ -372,7 +372,7 @@ def _retire(run: RunFile, file: LeaseFile, errors: list[str]) -> bool:
     admin = Path(identity.admin_dir)
     # Out of git's sight by one rename: deleted in place, a crash would leave
     # half a registration that says no longer whose it is.
-    aside = Path(run.common_dir.path, "lionwt", f"retired.{identity.nonce}")
+    aside = _set_aside(Path(run.common_dir.path), identity.nonce)
     if os.path.lexists(admin):
         if foreign := _foreign_registration(file.lease.worktree_path, identity):
             errors.append(foreign)
@@ -383,13 +383,23 @@ def _retire(run: RunFile, file: LeaseFile, errors: list[str]) -> bool:
         os.rename(admin, aside)
         store.sync_dir(admin.parent)
         point("teardown.set_aside")
+    drop_set_aside(admin.parent.parent, identity.nonce)
+    return True
+
+
+def _set_aside(common_dir: Path, nonce: str) -> Path:
+    return common_dir / "lionwt" / f"retired.{nonce}"
+
+
+def drop_set_aside(common_dir: Path, nonce: str) -> None:
+    """Delete a registration that was set aside, also by somebody who died then. Call under the registration lock."""
+    aside = _set_aside(common_dir, nonce)
     if os.path.lexists(aside):
         mounts.remove_tree(aside)
     try:
-        os.rmdir(admin.parent)
+        os.rmdir(common_dir / "worktrees")
     except OSError:
         pass
-    return True
 
 
 def _delete_refs(run: RunFile, file: LeaseFile, tip: str | None, errors: list[str]) -> bool:

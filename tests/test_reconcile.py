@@ -770,3 +770,42 @@ def test_a_registration_that_only_carries_a_copied_nonce_is_not_removed(world: W
     forged.unlink()
     assert reconcile(world).code == 0
     assert not (registrations / "w1").exists() and repo.git("-C", other, "status", "--porcelain") == ""
+
+
+@pytest.mark.parametrize("point", ["teardown.recorded", "trash.emptied"])
+def test_what_a_teardown_left_that_died_after_its_record_is_swept(world: World, repo: Repo, point: str) -> None:
+    """Nothing is left behind: the record is on disk before the last things go."""
+    world.frozen("r1", {"w1": {"new.txt": "new\n"}})
+    assert world.promote("r1", env={"LIONWT_FAULT": f"{point}:kill"}).code == -9
+    assert world.record("r1", "w1")["status"] == "promoted" and world.leftovers("r1", repo) != []
+    answer = reconcile(world)
+    assert (answer.code, answer.json["steps"]) == (0, []), answer
+    assert world.leftovers("r1", repo) == []
+
+
+def test_a_registration_that_an_undone_allocation_had_set_aside_is_swept(world: World, repo: Repo) -> None:
+    """A crash between retiring a registration and deleting it leaves nothing for good."""
+    killed = ("lease", "r1", "-w", "w1", "--target", "work", "--owner-pid", "none")
+    assert world.lionwt(*killed, env={"LIONWT_FAULT": "lease.registered:kill"}).code == -9
+    undoing = world.lionwt("reconcile", "r1", "--takeover", env={"LIONWT_FAULT": "teardown.set_aside:kill"})
+    assert undoing.code == -9 and list((repo.path / ".git" / "lionwt").glob("retired.*"))
+    assert reconcile(world).code == 0
+    assert world.leftovers("r1", repo) == []
+
+
+@pytest.mark.parametrize("point", ["teardown.trashed", "teardown.set_aside"])
+def test_an_allocation_that_could_only_be_undone_in_part_is_undone_later(world: World, repo: Repo, point: str) -> None:
+    """Design section 8: a failed teardown is tried again; what the nonce had found is found again without it."""
+    world.config("filter.broken.smudge", "false")
+    world.config("filter.broken.clean", "cat")
+    world.config("filter.broken.required", "true")
+    repo.commit("a filter", **{".gitattributes": "f3.txt filter=broken\n"})
+    failed = world.lionwt(
+        *("lease", "r1", "-w", "w1", "--target", "work", "--owner-pid", "none", "--json"),
+        env={"LIONWT_FAULT": f"{point}:nospace"},
+    )
+    assert failed.code == 8 and world.record("r1", "w1")["status"] == "teardown_failed"
+    answer = reconcile(world)
+    assert (answer.code, world.record("r1", "w1")["status"]) == (0, "discarded"), answer
+    assert world.leftovers("r1", repo) == []
+    assert_idempotent(world, answer)
