@@ -1,5 +1,5 @@
 # `make demo` shows the product, `make test` proves it; both set up what they need.
-.PHONY: setup demo test check lint completions bench clean
+.PHONY: setup demo test check lint completions bench campaign clean
 .DEFAULT_GOAL := test
 PYTHON := .venv/main/bin/python
 JOBS ?= 4
@@ -33,6 +33,11 @@ completions: setup
 
 bench: setup
 	@$(PYTHON) -m tests.bench
+
+# Every crash, for an hour; what breaks is printed with what runs it again.
+MINUTES ?= 60
+campaign: setup
+	@$(PYTHON) -m tests.crash --minutes $(MINUTES)
 
 clean:
 	@rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build
