@@ -114,9 +114,9 @@ def _trace(scene: str) -> list[str]:
     return [f"points|{case.scene}|{case.point}|{case.nth}|{case.action}" for case in points.all_cases(scene, passed)]
 
 
-def _count(scene: str, calls: str, children: bool) -> tuple[str, str, bool, int]:
+def _count(scene: str, children: bool) -> tuple[str, bool, dict[str, int]]:
     assert _forker is not None and _room is not None
-    return scene, calls, children, syscalls.count(_forker, _room / "counted", scene, calls, children=children)
+    return scene, children, syscalls.count(_forker, _room / "counted", scene, children=children)
 
 
 class Campaign:
@@ -166,17 +166,15 @@ class Campaign:
             print(f"VIOLATED by --only {unit!r}\n{error}\n", flush=True)
 
     def _syscalls(self) -> list[str]:
-        asked = [(scene, calls, who) for scene in _TRACED for calls in _families() for who in (False, True)]
-        counted = {
-            (scene, calls, children): total
-            for scene, calls, children, total in self.pool.map(_count, *zip(*asked, strict=True))
-        }
+        asked = [(scene, who) for scene in _TRACED for who in (False, True)]
+        found = self.pool.map(_count, *zip(*asked, strict=True))
+        counted = {(scene, children): totals for scene, children, totals in found}
         return [
             f"syscalls|{scene}|{calls}|{error}|{nth}|{'children' if children else 'lionwt'}"
             for scene in _TRACED
             for calls, error in syscalls.FAULTS
             for children in (False, True)
-            for nth in range(1, counted[scene, calls, children] + 1)
+            for nth in range(1, counted[scene, children][calls] + 1)
         ]
 
     def _endless(self, part: str) -> Iterator[str]:
@@ -210,10 +208,6 @@ class Campaign:
 
     def broken(self) -> list[str]:
         return [unit for tally in self.tallies.values() for unit in tally.broken]
-
-
-def _families() -> list[str]:
-    return list(dict.fromkeys(calls for calls, _ in syscalls.FAULTS))
 
 
 def main() -> int:

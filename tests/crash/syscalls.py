@@ -77,17 +77,20 @@ def run_traced(world: CrashWorld, wrapper: list[str], command: tuple[str, ...]) 
     return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
 
-def count(forker: Forker, room: Path, name: str, calls: str, *, children: bool = False) -> int:
-    """How many calls of a family a scene's undisturbed command makes."""
+def count(forker: Forker, room: Path, name: str, *, children: bool = False) -> dict[str, int]:
+    """How many calls of each family a scene's undisturbed command makes."""
     scene = SCENES[name]
     world = CrashWorld(room, forker)
     try:
         scene.stage(world)
         log = room / "calls.log"
         follow = ["-f"] if children else []
-        answer = run_traced(world, ["strace", *follow, "-qq", "-o", str(log), "-e", f"trace={calls}"], scene.command)
+        families = {calls for calls, _ in FAULTS}
+        traced = f"trace={','.join(sorted(families))}"
+        answer = run_traced(world, ["strace", *follow, "-qq", "-o", str(log), "-e", traced], scene.command)
         assert answer.code == scene.code, answer
-        return len(re.findall(r"^\d*\s*\w+\(", log.read_text(errors="replace"), re.MULTILINE))
+        made = re.findall(r"^\d*\s*(\w+)\(", log.read_text(errors="replace"), re.MULTILINE)
+        return {calls: sum(made.count(call) for call in calls.split(",")) for calls in families}
     finally:
         world.end()
         shutil.rmtree(room)

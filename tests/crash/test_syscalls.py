@@ -23,7 +23,7 @@ def test_a_failing_call_is_an_error_and_loses_nothing(forker: Forker, tmp_path: 
     """A documented exit, a clear error, and everything as after a crash; of lionwt's calls one early and one late."""
     if reason := syscalls.why_not():
         pytest.skip(reason)
-    total = syscalls.count(forker, tmp_path / "counted", scene, calls)
+    total = syscalls.count(forker, tmp_path / "counted", scene)[calls]
     error = dict(syscalls.FAULTS)[calls]
     chosen = sorted({max(1, total // 3), max(1, total * 4 // 5)}) if total else []
     faults = [syscalls.Fault(scene, calls, error, nth) for nth in chosen]
