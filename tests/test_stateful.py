@@ -57,7 +57,7 @@ class History(RuleBasedStateMachine):
         self._call(*LEASE, "-w", "w0", *self.options)
 
     def _call(self, *arguments: str, point: str | None = None, nth: int = 1) -> int:
-        env = {"LIONWT_FAULT": f"{point}:kill:{nth}"} if point else None
+        env: dict[str, str | None] = {"LIONWT_FAULT": f"{point}:kill:{nth}"} if point else {}
         answer = self.world.lionwt(*arguments, env=env)
         if point and answer.code == -9:
             self.interrupted = True
@@ -186,7 +186,7 @@ def run_histories(forker: Forker, room: Path, *, seed: int, examples: int, steps
 
     hypothesis.seed(seed)(history)
     run_state_machine_as_test(
-        history,
+        history,  # type: ignore[arg-type]  # anything that makes one serves
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,

@@ -11,35 +11,20 @@ remembers what it saw, so that it also knows what must not have changed since.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
-import re
 import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tests.conftest import Repo
+from tests.crash import litter
+from tests.crash.leases import STATUSES, Lease, check_changes, check_conditions, check_files, read_leases, runs_of
 
-STATES: Final = ("allocated", "running", "frozen", "terminal")
-ARROWS: Final = {
-    ("allocated", "running"),
-    ("running", "frozen"),
-    ("frozen", "terminal"),
-    ("allocated", "terminal"),
-    ("running", "terminal"),
-}
-STATUSES: Final = ("promoted", "discarded", "retained", "needs_resolution", "teardown_failed")
-#: A record is written once; a teardown that completes later replaces its status by one of these.
-REPLACED_BY: Final = {
-    "teardown_failed": {"teardown_failed", "promoted", "discarded", "needs_resolution"},
-    "retained": {"needs_resolution", "teardown_failed"},
-}
-_TEMPORARY = re.compile(r"(^\.git\.[0-9a-f]+\.tmp$)|(\.tmp$)|(^lionwt-)|(\.index\.new$)")
 _OWN_REFS = ("refs/heads/lionagi/", "refs/lionwt/")
 
 
@@ -49,40 +34,6 @@ class Broken(AssertionError):
     def __init__(self, found: list[str]) -> None:
         super().__init__("invariants violated:\n  " + "\n  ".join(found))
         self.found = found
-
-
-@dataclass
-class Lease:
-    """One lease file as it lies on disk."""
-
-    run: str
-    worker: str
-    path: Path
-    content: bytes
-    data: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return f"{self.run}/{self.worker}"
-
-    @property
-    def intent(self) -> str | None:
-        intent = self.data["intent"]
-        return None if intent is None else intent["kind"]
-
-    @property
-    def record(self) -> dict[str, Any] | None:
-        record: dict[str, Any] | None = self.data["record"]
-        return record
-
-    @property
-    def landing(self) -> dict[str, Any] | None:
-        """The journalled landing, intended or done."""
-        for place in (self.data["outcome"], self.data["intent"]):
-            if place is not None and place.get("landing"):
-                found: dict[str, Any] = place["landing"]
-                return found
-        return None
 
 
 @dataclass
@@ -179,13 +130,13 @@ class Checker:
     def look(self, *, settled: bool = False) -> list[str]:
         """Every invariant that does not hold now."""
         found: list[str] = []
-        leases = list(self._leases(found))
+        leases = list(read_leases(self.home, found))
         refs = dict(
             row.split(" ", 1) for row in self._git("for-each-ref", "--format=%(refname) %(objectname)%(symref)")
         )
         for check in (
-            self._check_files(leases),
-            self._check_changes(leases),
+            check_files(leases),
+            check_changes(self._known, leases),
             self._check_orphans(leases, refs),
             self._check_evidence(leases),
             self._check_target(leases, refs, settled),
@@ -206,75 +157,7 @@ class Checker:
 
     def leases(self) -> list[Lease]:
         """The lease files that can be read."""
-        return list(self._leases([]))
-
-    def _runs(self) -> list[Path]:
-        runs = self.home / "runs"
-        return sorted(runs.iterdir()) if runs.is_dir() else []
-
-    def _leases(self, found: list[str]) -> Iterator[Lease]:
-        for state in self._runs():
-            for path in sorted((state / "workspaces").glob("*.json")) if (state / "workspaces").is_dir() else []:
-                if path.name.startswith("."):
-                    continue
-                try:
-                    content = path.read_bytes()
-                    data = json.loads(content)
-                    yield Lease(data["lease"]["run_id"], data["lease"]["worker_id"], path, content, data)
-                except (OSError, ValueError, KeyError, TypeError) as error:
-                    found.append(f"1: {path} is not a whole lease file: {error!r}")
-
-    @staticmethod
-    def _check_files(leases: list[Lease]) -> Iterator[str]:
-        for lease in leases:
-            data, name = lease.data, lease.name
-            if data["schema"] != "lionwt/lease@1":
-                yield f"1: {name} has schema {data['schema']}"
-            if not lease.content.isascii():
-                yield f"1: {name} is not ASCII"
-            if lease.path.stem != lease.worker or lease.path.parent.parent.name != lease.run:
-                yield f"1: {lease.path} speaks of {name}"
-            states = [step["state"] for step in data["history"]]
-            if not states or states[0] != "allocated" or states[-1] != data["lease"]["state"]:
-                yield f"1: {name} is {data['lease']['state']}, its history {states}"
-            for arrow in itertools.pairwise(states):
-                if arrow not in ARROWS:
-                    yield f"1: {name} went {arrow[0]} -> {arrow[1]}"
-            if (lease.record is not None) != (data["lease"]["state"] == "terminal"):
-                yield f"1: {name} is {data['lease']['state']} with record {lease.record is not None}"
-            if data["lease"]["state"] == "frozen" and data["candidate"] is None:
-                yield f"1: {name} is frozen without a candidate"
-
-    def _check_changes(self, leases: list[Lease]) -> Iterator[str]:
-        """Compared with the look before: 1, 3, 4, and that what is final stays."""
-        now = {lease.name: lease for lease in leases}
-        for name, before in self._known.items():
-            after = now.get(name)
-            if after is None:
-                if before.intent != "allocate":
-                    yield f"3: the file of {name} is gone, which was {before.data['lease']['state']}"
-                continue
-            if after.content != before.content and after.data["serial"] <= before.data["serial"]:
-                yield f"1: {name} was written, serial {before.data['serial']} -> {after.data['serial']}"
-            for key in ("base_sha", "worktree_path", "branch_name", "target_branch", "created_at", "artifact_path"):
-                if after.data["lease"][key] != before.data["lease"][key]:
-                    yield f"4: {key} of {name} changed"
-            if STATES.index(after.data["lease"]["state"]) < STATES.index(before.data["lease"]["state"]):
-                yield f"1: {name} went back from {before.data['lease']['state']} to {after.data['lease']['state']}"
-            if before.data["candidate"] is not None and after.data["candidate"] != before.data["candidate"]:
-                yield f"6: the candidate of {name} changed"
-            yield from self._check_record_change(name, before.record, after.record)
-
-    @staticmethod
-    def _check_record_change(name: str, before: dict[str, Any] | None, after: dict[str, Any] | None) -> Iterator[str]:
-        if before is None or before == after:
-            return
-        if after is None:
-            yield f"1: the record of {name} is gone"
-        elif after["status"] not in REPLACED_BY.get(before["status"], ()):
-            yield f"1: the record of {name} changed from {before['status']} to {after['status']}"
-        elif before["promoted_commit"] and after["promoted_commit"] != before["promoted_commit"]:
-            yield f"11: the landing of {name} was forgotten"
+        return list(read_leases(self.home, []))
 
     def _registrations(self) -> Iterator[tuple[Path, str]]:
         """Registrations that lionwt's lock reason marks, with the worktree they lead to."""
@@ -377,7 +260,7 @@ class Checker:
             if f"Lionwt-Worker: {lease.worker}" not in body or f"Lionwt-Run: {lease.run}" not in body:
                 yield f"10: {commit} does not say whose it is"
             yield from self._check_merge(commit, tree, parents)
-            yield from self._check_conditions(lease)
+            yield from check_conditions(lease)
         for lease in leases:
             promoted = lease.data["outcome"] is not None and lease.data["outcome"]["status"] == "promoted"
             begun = lease.landing["merge"] if lease.landing is not None else None
@@ -407,19 +290,6 @@ class Checker:
         made = self._run(["merge-tree", "--write-tree", *parents])
         if made.returncode or made.stdout.decode().split("\n")[0] != tree:
             yield f"10: {commit} is not the merge of its parents"
-
-    @staticmethod
-    def _check_conditions(lease: Lease) -> Iterator[str]:
-        """9: what landed had succeeded, with every declared validation green."""
-        candidate = lease.data["candidate"]
-        green = {result["name"] for result in candidate["validations"] if result["passed"]}
-        red = {result["name"] for result in candidate["validations"] if not result["passed"]}
-        if not candidate["worker_succeeded"] or candidate["cancelled"] or red:
-            yield f"9: {lease.name} landed and had not succeeded"
-        if missing := set(lease.data["required_validations"]) - green:
-            yield f"9: {lease.name} landed without {missing}"
-        if lease.data["policy"]["completion"] != "merge_validated":
-            yield f"12: {lease.name} landed under {lease.data['policy']['completion']}"
 
     def _check_records(self, leases: list[Lease], refs: dict[str, str]) -> Iterator[str]:
         """15 and 17: a record says what a look finds."""
@@ -474,7 +344,7 @@ class Checker:
 
     def _check_modes(self) -> Iterator[str]:
         """23: nobody else reads lionwt's files, and no environment is in them."""
-        for state in self._runs():
+        for state in runs_of(self.home):
             for parent, directories, files in os.walk(state):
                 # What a git child writes into a scratch directory, which is 0700, keeps the caller's umask.
                 directories[:] = [name for name in directories if "~" not in name and not name.endswith(".tmp")]
@@ -508,57 +378,11 @@ class Checker:
             if saved.exists():
                 yield f"left: {saved} of {lease.name}, which has ended"
         if len(ended) == len(leases):
-            yield from self._check_nothing_left()
-        yield from self._check_no_litter()
-        yield from self._check_no_process()
+            yield from litter.directories(self.repo.path, self.common)
+        yield from litter.files(self.repo.path, self.common, self.git_dir, self.home)
+        yield from litter.processes(self.common, self.home)
         if self.deep:
             yield from self._check_fsck()
-
-    def _check_nothing_left(self) -> Iterator[str]:
-        for path in (self.repo.path / ".worktrees", self.common / "worktrees"):
-            if os.path.lexists(path):
-                yield f"left: {path}: {[str(inner.relative_to(path)) for inner in path.rglob('*')][:5]}"
-
-    def _check_no_litter(self) -> Iterator[str]:
-        """No lock, temporary file or scratch directory anywhere."""
-        trash = self.repo.path / ".worktrees" / ".trash"
-        if trash.is_dir():
-            yield f"left: {trash}: {os.listdir(trash)[:3]}"
-        for top in dict.fromkeys((self.common, self.git_dir)):
-            for parent, directories, files in os.walk(top):
-                relative = os.path.relpath(parent, top)
-                if relative == "objects":
-                    directories.clear()  # what git's own writers left there is git's to collect
-                    continue
-                for name in (*files, *directories):
-                    own = relative == "lionwt" and name in ("registration.lock", "promotion.lock")
-                    litter = name.endswith(".lock") or _TEMPORARY.search(name) or relative == "lionwt"
-                    if litter and not own:
-                        yield f"left: {os.path.join(parent, name)}"
-        for state in self._runs():
-            for parent, _, files in os.walk(state):
-                for name in files:
-                    locked = name.endswith(".lock") and os.path.basename(parent) != "workspaces"
-                    if _TEMPORARY.search(name) or locked:
-                        yield f"left: {os.path.join(parent, name)}"
-            scratch = state / "git" / "lionwt"
-            for entry in sorted(scratch.iterdir()) if scratch.is_dir() else []:
-                if not entry.name.endswith(".index"):
-                    yield f"left: {entry}"
-
-    def _check_no_process(self) -> Iterator[str]:
-        """No process of lionwt's or of its git lives on: none has this repository in its environment."""
-        marks = [os.fsencode(self.common), os.fsencode(self.home) + b"/runs"]
-        for entry in os.listdir("/proc"):
-            if not entry.isdigit() or int(entry) == os.getpid():
-                continue
-            try:
-                environ = Path("/proc", entry, "environ").read_bytes()
-                state = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if state != "Z" and b"GIT_" in environ and any(mark in environ for mark in marks):
-                yield f"left: process {entry}: {Path('/proc', entry, 'cmdline').read_bytes()[:200]!r}"
 
     def _check_fsck(self) -> Iterator[str]:
         done = self._run(["fsck", "--strict", "--no-progress", "--no-dangling"])

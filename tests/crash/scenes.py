@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.conftest import Repo
 from tests.crash.invariants import Checker
@@ -72,7 +73,7 @@ class Scene:
         return stage
 
 
-def _leased(stage: Stage, *workers: str, **options: object) -> dict[str, Repo]:
+def _leased(stage: Stage, *workers: str, **options: Any) -> dict[str, Repo]:
     stage.world.env.pop("LIONWT_FAULT", None)
     return stage.world.lease("r1", *workers, **options)
 
@@ -85,19 +86,19 @@ def _write(stage: Stage, worker: str, repo: Repo, name: str = "f1.txt") -> None:
     repo.write("ignored/made.txt", "ignored\n")
 
 
-def _worked(stage: Stage, *workers: str, **options: object) -> None:
+def _worked(stage: Stage, *workers: str, **options: Any) -> None:
     for number, (worker, repo) in enumerate(_leased(stage, *workers, **options).items(), 1):
         _write(stage, worker, repo, f"f{number}.txt")
 
 
-def _frozen(stage: Stage, *workers: str, verdict: tuple[str, ...] = (), **options: object) -> None:
+def _frozen(stage: Stage, *workers: str, verdict: tuple[str, ...] = (), **options: Any) -> None:
     _worked(stage, *workers, **options)
     for worker in workers:
         answer = stage.world.freeze("r1", worker, *verdict)
         assert answer.code == 0, answer
 
 
-def _conflicting(stage: Stage, **options: object) -> None:
+def _conflicting(stage: Stage, **options: Any) -> None:
     """Two frozen workers of one run that changed the same line; the first has landed."""
     for worker, repo in _leased(stage, "w1", "w2", **options).items():
         _write(stage, worker, repo)
@@ -168,7 +169,7 @@ def _teardown_failed(stage: Stage) -> None:
     stage.repo.git("update-ref", "refs/heads/lionagi/r1/w1", tip)
 
 
-def _just(function: Callable[..., None], *workers: str, **options: object) -> Callable[[Stage], None]:
+def _just(function: Callable[..., Any], *workers: str, **options: Any) -> Callable[[Stage], None]:
     return lambda stage: function(stage, *workers, **options)
 
 

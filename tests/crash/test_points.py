@@ -31,8 +31,8 @@ def test_a_command_is_finished_or_undone_wherever_it_ends(forker: Forker, tmp_pa
 
 def test_every_point_is_passed_by_a_verb(forker: Forker, tmp_path: Path) -> None:
     """A point that no scene reaches protects nothing, and one that is not in the registry is never tried."""
-    scenes = ("lease opens", "lease undoes", "freeze ends", "freeze", "promote lands", "promote saves late work")
-    scenes += ("reconcile repairs",)
+    scenes = ["lease opens", "lease undoes", "freeze ends", "freeze", "promote lands", "promote saves late work"]
+    scenes += ["reconcile repairs"]
     passed = {
         point for scene in scenes for kind, point in points.trace(forker, tmp_path / "w", scene) if kind == "point"
     }
