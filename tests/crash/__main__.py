@@ -26,10 +26,10 @@ from tests.crash import kills, points, races, syscalls
 from tests.crash.forking import Forker
 from tests.crash.scenes import SCENES
 
-#: The share of the time that each part may take; what one leaves over the later ones get.
-PARTS = {"points": 0.35, "syscalls": 0.2, "kills": 0.75, "races": 0.6, "histories": 1.0}
+#: The share of the remaining time that each part may take; what one leaves over the later ones get.
+PARTS = {"points": 0.3, "syscalls": 0.2, "races": 0.12, "histories": 0.15, "kills": 1.0}
 FILES = 5000
-_KILLS_A_UNIT = 10
+_KILLS_A_UNIT = 5
 #: Scenes whose system calls are made to fail.
 _TRACED = ("lease opens", "freeze", "promote lands", "promote keeps", "reconcile repairs", "reconcile freezes")
 
