@@ -11,7 +11,6 @@ import contextlib
 import functools
 import os
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -27,18 +26,18 @@ from lionwt.records import (
 from lionwt.session import Run
 from lionwt.store import make_private_dir, shared
 from lionwt.together import at_once
+from lionwt.values import State
 
 #: An index beyond this size (bytes; some thousands of files) is worth waiting for.
 _LARGE_INDEX: Final = 256 << 10
 
 
-@dataclass
-class Made:
+class Made(State):
     """What a call has made so far, and would have to undo."""
 
     opened: bool = False
-    files: list[LeaseFile] = field(default_factory=list)
-    directories: list[Path] = field(default_factory=list)
+    files: list[LeaseFile] = []
+    directories: list[Path] = []
     parents: bool = False
     branches: bool = False
 

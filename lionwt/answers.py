@@ -15,10 +15,10 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, TextIO
 
 from lionwt.errors import SYSTEM, LionwtError
+from lionwt.values import State, Value
 
 # C0, DEL, C1, the bidirectional controls, line separators, lone surrogates.
 _UNSAFE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -31,22 +31,20 @@ def escaped(text: str) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(Value, frozen=True):
     """One line of a human answer; ``mood`` picks its colour on a terminal."""
 
     text: str
     mood: str = ""
 
 
-@dataclass
-class Answer:
+class Answer(State):
     """What a command found or did."""
 
     command: str
     exit_code: int = 0
     error: LionwtError | None = None
-    payload: dict[str, Any] = field(default_factory=dict)
+    payload: dict[str, Any] = {}
     lines: Sequence[Line] = ()
     next: Sequence[str] = ()
     told: bool = False  # the lines say what the error says

@@ -16,7 +16,6 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +24,7 @@ from lionwt.errors import LionwtError
 from lionwt.listing import GITLINK, LIST, Entry, Listing
 from lionwt.records import Identity, LeaseFile, RunFile
 from lionwt.together import meanwhile
+from lionwt.values import Value
 from lionwt.walk import Walk, require_readable_rules, walk_tree
 
 _LOOKS: Final = 6
@@ -55,8 +55,7 @@ def changing(root: str | os.PathLike[str]) -> LionwtError:
     )
 
 
-@dataclass(frozen=True)
-class Capture:
+class Capture(Value, frozen=True):
     """A worktree at one moment: the tree, and what is not in it."""
 
     tree: str
@@ -76,14 +75,12 @@ class Capture:
     index_broken: str | None
 
 
-@dataclass(frozen=True)
-class _WorkerIndex:
-    listing: Listing = field(default_factory=Listing)
+class _WorkerIndex(Value, frozen=True):
+    listing: Listing
     broken: str | None = None
 
 
-@dataclass(frozen=True)
-class _Settled:
+class _Settled(Value, frozen=True):
     entries: Listing
     tree: str
     dirty: list[bytes]
@@ -407,18 +404,18 @@ class Capturer:
 
     def _worker_index(self) -> _WorkerIndex:
         if not self.admin.exists():
-            return _WorkerIndex()  # somebody removed the registration
+            return _WorkerIndex(Listing())  # somebody removed the registration
         index = self.admin / "index"
         if os.path.lexists(index) and not (index.is_file() and not index.is_symlink()):
-            return _WorkerIndex(broken=f"{index} is not a regular file")
+            return _WorkerIndex(Listing(), f"{index} is not a regular file")
         try:
             if index.is_file() and not self._is_whole(index):
-                return _WorkerIndex(broken=f"{index} is torn")
+                return _WorkerIndex(Listing(), f"{index} is torn")
         except OSError as error:
-            return _WorkerIndex(broken=f"{index}: {error.strerror}")
+            return _WorkerIndex(Listing(), f"{index}: {error.strerror}")
         listed = self.worker_git.run(*LIST, ok=(0, 128), timeout=git.CONTENT)
         if listed.code:
-            return _WorkerIndex(broken=git.text(listed.err).strip())
+            return _WorkerIndex(Listing(), git.text(listed.err).strip())
         return _WorkerIndex(Listing(listed.out, self.run.object_format))
 
 

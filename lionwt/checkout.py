@@ -16,7 +16,6 @@ import shutil
 import stat
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +27,7 @@ from lionwt.listing import GITLINK, SYMLINK, Entry
 from lionwt.records import LeaseFile
 from lionwt.session import Run
 from lionwt.store import sync_dir
+from lionwt.values import State
 
 #: Seconds to wait for a git of the operator's to finish with the index.
 INDEX_WAIT: Final = 5.0
@@ -40,8 +40,7 @@ def blocked(what: str, hint: str) -> LionwtError:
     return LionwtError("checkout_blocked", f"{what}; nothing was changed and the candidate stays frozen", hint=hint)
 
 
-@dataclass
-class IndexLock:
+class IndexLock(State):
     """The checkout's ``index.lock`` in our hands, and the copy of the index that will replace it."""
 
     path: Path

@@ -17,7 +17,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
@@ -26,6 +25,7 @@ from lionwt.errors import LionwtError, from_os_error
 from lionwt.records import Binding, Check, LeaseFile, Validation
 from lionwt.session import Run
 from lionwt.store import make_own_dir, move_file, sync_dir
+from lionwt.values import Value
 
 #: Of a log this much is kept (bytes); a check that says more goes on, unheard.
 LARGEST_LOG: Final = 16 << 20
@@ -33,8 +33,7 @@ LARGEST_LOG: Final = 16 << 20
 GRACE: Final = 5.0
 
 
-@dataclass(frozen=True)
-class Ran:
+class Ran(Value, frozen=True):
     """How one check ended; ``exit_code`` is None where it had to be ended."""
 
     check: Check

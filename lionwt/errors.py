@@ -9,8 +9,9 @@ README's copy is generated from it and a test compares the two.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from lionwt.values import Value
 
 OK: Final = 0
 BUG: Final = 1
@@ -40,8 +41,7 @@ EXIT_MEANINGS: Final[dict[int, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Code:
+class Code(Value, frozen=True):
     """One row of the table: the exit code and the meaning of an error word."""
 
     exit_code: int

@@ -16,7 +16,6 @@ import io
 import os
 import stat
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -25,6 +24,7 @@ from lionwt.capture import Capture, changing, signature
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.listing import GITLINK, SYMLINK, Entry
 from lionwt.records import LeaseFile, RunFile
+from lionwt.values import State, Value
 
 if TYPE_CHECKING:
     import tarfile
@@ -43,8 +43,7 @@ RECOVERED: Final = "recovered.patch"
 _DIFF: Final = ("--no-renames", "--no-ext-diff", "--no-textconv", "--ignore-submodules=none")
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Value, frozen=True):
     """One changed path between the base and the captured tree."""
 
     path: bytes
@@ -53,12 +52,11 @@ class Change:
     new: Entry
 
 
-@dataclass
-class Notes:
+class Notes(State):
     """What the evidence has to say beyond the patch."""
 
-    diagnostics: list[tuple[str, str]] = field(default_factory=list)
-    incomplete: list[tuple[str, str]] = field(default_factory=list)
+    diagnostics: list[tuple[str, str]] = []
+    incomplete: list[tuple[str, str]] = []
 
 
 def changes_between(private: git.Git, old: str, new: str) -> list[Change]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,12 +39,12 @@ from lionwt.records import Candidate, Check, Evidence, Identity, LeaseFile, Vali
 from lionwt.session import Run
 from lionwt.store import make_own_dir, move_file, sync_dir
 from lionwt.together import meanwhile
+from lionwt.values import Value
 
 PATCH, MANIFEST, SAVED, COMMITS = "candidate.patch", "manifest.json", "saved.tar", "commits.bundle"
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Value, frozen=True):
     """How the worker ended, as its caller says."""
 
     succeeded: bool
@@ -156,8 +155,7 @@ class Patch(NamedTuple):
     size: int
 
 
-@dataclass(frozen=True)
-class Proof:
+class Proof(Value, frozen=True):
     """What a capture made durable."""
 
     patch_sha256: str

@@ -25,12 +25,12 @@ import select
 import signal
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Final, Union
 
 from lionwt import files
 from lionwt.errors import LionwtError
+from lionwt.values import Value
 
 #: Seconds for a command that looks at refs or names.
 QUICK: Final = 60.0
@@ -102,8 +102,7 @@ Word = Union[str, bytes, "os.PathLike[str]"]
 _OID = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(Value, frozen=True):
     """What a git child answered; ``out`` is empty where stdout went to a file.
 
     ``places`` are the directories it may have written to.
@@ -115,29 +114,28 @@ class Result:
     places: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Git:
+class Git(Value, frozen=True):
     """One way to stand in front of a repository."""
 
     env: Mapping[str, str]
     flags: tuple[str, ...] = ()
     cwd: str = "/"
-    keep_fds: tuple[int, ...] = field(default=())
+    keep_fds: tuple[int, ...] = ()
     stop_fd: int | None = None
 
     def with_env(self, **env: str | os.PathLike[str]) -> Git:
-        return replace(self, env={**self.env, **{key: os.fspath(value) for key, value in env.items()}})
+        return self.having(env={**self.env, **{key: os.fspath(value) for key, value in env.items()}})
 
     def with_flags(self, *flags: str) -> Git:
-        return replace(self, flags=(*self.flags, *flags))
+        return self.having(flags=(*self.flags, *flags))
 
     def keeping(self, *fds: int) -> Git:
         """The same, whose children keep ``fds`` open and outlive a signal to lionwt's group."""
-        return replace(self, keep_fds=fds)
+        return self.having(keep_fds=fds)
 
     def stopped_by(self, fd: int) -> Git:
         """The same, whose children are stopped when ``fd`` can be read, or its other end is closed."""
-        return replace(self, stop_fd=fd)
+        return self.having(stop_fd=fd)
 
     def run(
         self,

@@ -14,12 +14,12 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from lionwt import files, git, mounts, names, words
 from lionwt.errors import LionwtError
 from lionwt.records import Identity, Lease, LeaseFile, RunFile
+from lionwt.values import Value
 
 _IN_PROGRESS = {
     "MERGE_HEAD": "a merge",
@@ -50,8 +50,7 @@ def in_progress(git_dir: Path) -> list[str]:
     return sorted({what for name, what in _IN_PROGRESS.items() if os.path.lexists(git_dir / name)})
 
 
-@dataclass(frozen=True)
-class History:
+class History(Value, frozen=True):
     """Where a worker's HEAD and branch stand, and whether its commits form a line from the base.
 
     ``blocker`` says why the change cannot be landed whatever its content is;

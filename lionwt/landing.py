@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from lionwt import git, names, repository, store, words
@@ -27,12 +26,12 @@ from lionwt.faults import point
 from lionwt.records import Intent, Landing, LeaseFile, Outcome
 from lionwt.session import Run
 from lionwt.signals import held_back
+from lionwt.values import Value
 
 CONFLICT = "conflict.json"
 
 
-@dataclass(frozen=True)
-class Conflict:
+class Conflict(Value, frozen=True):
     """Where a candidate does not merge; ``ref`` names the evidence."""
 
     paths: tuple[str, ...]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from lionwt.errors import LionwtError, from_os_error
 from lionwt.records import Identity, LeaseFile
 from lionwt.session import Run
 from lionwt.store import make_own_dir, move_file, sync_dir
+from lionwt.values import State
 
 
 def save(run: Run, file: LeaseFile) -> tuple[LeaseFile, list[str]]:
@@ -40,16 +40,15 @@ def save(run: Run, file: LeaseFile) -> tuple[LeaseFile, list[str]]:
         return file, [f"{from_os_error(error, 'comparing the worktree with what was frozen')}; it was kept"]
 
 
-@dataclass
-class _Known:
+class _Known(State):
     """What the manifest and the late looks before this one have saved or named."""
 
-    ignored: set[tuple[str, Any, Any]] = field(default_factory=set)
-    converted: set[tuple[str, str]] = field(default_factory=set)
-    refs: dict[str, str] = field(default_factory=dict)
-    tips: set[str] = field(default_factory=set)
-    given_up: set[str] = field(default_factory=set)
-    not_saved: set[str] = field(default_factory=set)
+    ignored: set[tuple[str, Any, Any]] = set()
+    converted: set[tuple[str, str]] = set()
+    refs: dict[str, str] = {}
+    tips: set[str] = set()
+    given_up: set[str] = set()
+    not_saved: set[str] = set()
     since: int = 0
     #: The tree of the last look whose evidence stands; the next patch begins there.
     tree: str = ""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from lionwt import git
+from lionwt.values import Value
 
 GITLINK: Final = "160000"
 SYMLINK: Final = "120000"
@@ -19,8 +19,7 @@ SYMLINK: Final = "120000"
 LIST: Final = ("ls-files", "-z", "-s", "-v")
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Value, frozen=True):
     """One path of an index: mode and object."""
 
     mode: str

@@ -15,11 +15,11 @@ import shlex
 import stat
 import unicodedata
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from lionwt.errors import LionwtError
+from lionwt.values import Value
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
@@ -102,8 +102,7 @@ def worktree_path(main_worktree: Path, run_id: str, worker_id: str) -> Path:
     return worktrees_root(main_worktree) / "lionagi" / run_id / worker_id
 
 
-@dataclass(frozen=True)
-class RunPaths:
+class RunPaths(Value, frozen=True):
     """Where one run's files live (design section 3). Serves as the port's ``run`` too."""
 
     run_id: str

@@ -12,7 +12,6 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from lionwt import git, locks, mounts, names, repository, snapshot, worktree
@@ -20,10 +19,10 @@ from lionwt.errors import LionwtError
 from lionwt.faults import point
 from lionwt.records import Check, CompletionPolicy, Owner, Place, Policy, RunFile
 from lionwt.store import Store, make_private_dir
+from lionwt.values import Value
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Value, frozen=True):
     """One call of ``lease``. What is None was not given, and then the run's pinned value counts."""
 
     workers: Sequence[str]
@@ -40,11 +39,10 @@ class Request:
     after: Sequence[str] = ()
     owner: Owner | None = None
     base_sha: str | None = None
-    home: Path = field(default_factory=lambda: names.lionagi_home(os.environ))
+    home: Path | None = None  # LIONAGI_HOME, unless told
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Value, frozen=True):
     """What opening the run would write."""
 
     run: RunFile
@@ -82,7 +80,7 @@ def _plan(paths: names.RunPaths, request: Request) -> Plan:
     # The policy is resolved before the base is read (ADR-0091 D1).
     policy = _policy(request)
     git.check_version()
-    config = snapshot.read_operator_config(request.home)
+    config = snapshot.read_operator_config(request.home or names.lionagi_home(os.environ))
     found = repository.discover(request.start or repository.place_of_start())
     common = str(found.common_dir)
     settings = snapshot.read_settings(found, config.trusted_filters)

@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +21,7 @@ from lionwt import words
 from lionwt.errors import LionwtError
 from lionwt.names import RunPaths
 from lionwt.records import Owner
+from lionwt.values import Value
 
 if TYPE_CHECKING:
     import psutil
@@ -32,8 +32,7 @@ DEFAULT_STOP_AFTER: Final = 10.0
 _KILL_WAIT: Final = 10.0
 
 
-@dataclass(frozen=True)
-class Worker:
+class Worker(Value, frozen=True):
     """A process of the lease; pid and start time name it for good."""
 
     pid: int

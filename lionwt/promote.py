@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from lionwt import (
     checks,
@@ -33,24 +32,23 @@ from lionwt.checkout import Checkout
 from lionwt.errors import LionwtError, worst
 from lionwt.records import CompletionPolicy, LeaseFile, Outcome, Record
 from lionwt.session import Run, promotion_lock
+from lionwt.values import State, Value
 
 
-@dataclass(frozen=True)
-class Pending:
+class Pending(Value, frozen=True):
     """A lease that stays as it is, and why."""
 
     worker_id: str
     error: LionwtError
 
 
-@dataclass
-class Completion:
+class Completion(State):
     """What became of every candidate that was asked for."""
 
-    records: list[Record] = field(default_factory=list)
-    files: list[LeaseFile] = field(default_factory=list)
-    pending: list[Pending] = field(default_factory=list)
-    not_ready: list[Pending] = field(default_factory=list)
+    records: list[Record] = []
+    files: list[LeaseFile] = []
+    pending: list[Pending] = []
+    not_ready: list[Pending] = []
 
     def exit_code(self, asked: CompletionPolicy) -> int:
         """The one exit code that tells how it went (design section 5)."""

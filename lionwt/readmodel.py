@@ -17,7 +17,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -26,6 +25,7 @@ from lionwt.database import Database
 from lionwt.faults import point
 from lionwt.migrations import Missing, Statement, Unusable, Wait
 from lionwt.names import RunPaths
+from lionwt.values import Value
 
 if TYPE_CHECKING:
     from lionwt.records import LeaseFile
@@ -38,8 +38,7 @@ WAIT: Final = 2.0
 _WORK: Final = 0.05
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Value, frozen=True):
     """What is known of one lease across runs. Times in Unix seconds.
 
     ``run_digest`` is the hash of the run's own file, which never changes: it
@@ -84,11 +83,11 @@ class Row:
 
     def marked(self) -> Row:
         """The row of a lease that is about to end: it asserts nothing any more."""
-        return replace(self, state="terminal", status=None, intent=None, retention_until=None)
+        return self.having(state="terminal", status=None, intent=None, retention_until=None)
 
     def says_the_same(self, other: Row) -> bool:
         """Whether two rows differ at most in who wrote them and when."""
-        return replace(other, host=self.host, written_at=self.written_at) == self
+        return other.having(host=self.host, written_at=self.written_at) == self
 
     @property
     def root(self) -> str:
@@ -106,7 +105,7 @@ class Row:
         return _text(self.target_branch)
 
 
-_COLUMNS: Final = tuple(field.name for field in fields(Row))
+_COLUMNS: Final = Row.__struct_fields__
 _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM lionwt_lease"
 _PUT: Final = (
     f"INSERT INTO lionwt_lease ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))}) "
@@ -164,11 +163,11 @@ class ReadModel:
 
     def put(self, rows: Iterable[Row], *, instead: Iterable[Row] = ()) -> None:
         """Write rows, unless newer ones stand there; those of ``instead`` go first, whatever they say."""
-        self._write([(_DROP, _keys(instead)), (_PUT, [astuple(row) for row in rows])], "readmodel.written")
+        self._write([(_DROP, _keys(instead)), (_PUT, [row.in_order() for row in rows])], "readmodel.written")
 
     def mark(self, row: Row) -> None:
         """Say durably that a lease has ended, before its file does."""
-        self._write([(_PUT, [astuple(row.marked())])], "readmodel.marked", durable=True)
+        self._write([(_PUT, [row.marked().in_order()])], "readmodel.marked", durable=True)
 
     def drop(self, rows: Iterable[Row | tuple[str, str]]) -> None:
         """Remove rows durably: before their files go, or because they have gone."""

@@ -10,23 +10,22 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from lionwt import names, promote, session, teardown, trash
 from lionwt.errors import LionwtError, worst
 from lionwt.reconcile import Finding, Step, clock_is_wrong, find_orphans
 from lionwt.records import Record
 from lionwt.session import Run
+from lionwt.values import State
 
 
-@dataclass
-class Reaping:
+class Reaping(State):
     """What was torn down, what was found, what waits."""
 
-    records: list[Record] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-    pending: list[promote.Pending] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    records: list[Record] = []
+    findings: list[Finding] = []
+    pending: list[promote.Pending] = []
+    steps: list[Step] = []
 
     def exit_code(self) -> int:
         """0 also with orphans listed: they are kept on purpose; 5 where a teardown failed."""

@@ -16,7 +16,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -39,10 +38,10 @@ from lionwt.records import CompletionPolicy, LeaseFile, Record
 from lionwt.repair import repair
 from lionwt.session import Run, promotion_lock
 from lionwt.sweep import sweep
+from lionwt.values import State, Value
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Value, frozen=True):
     """Something that is not as it should be and that a person decides about; ``code`` as an error's."""
 
     code: str
@@ -54,8 +53,7 @@ class Finding:
         return CODES[self.code].exit_code
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(Value, frozen=True):
     """What is to be done about one lease, and why."""
 
     worker_id: str
@@ -67,16 +65,15 @@ class Step:
 _NEEDS_A_PERSON: Final = {"teardown_failed": 5, "needs_resolution": 4, "retained": 4}
 
 
-@dataclass
-class Reconciliation:
+class Reconciliation(State):
     """What was found, done, and left."""
 
-    records: list[Record] = field(default_factory=list)
-    pending: list[promote.Pending] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    ended: list[LeaseFile] = field(default_factory=list)  # by this call
-    standing: list[LeaseFile] = field(default_factory=list)  # what still needs a person
+    records: list[Record] = []
+    pending: list[promote.Pending] = []
+    findings: list[Finding] = []
+    steps: list[Step] = []
+    ended: list[LeaseFile] = []  # by this call
+    standing: list[LeaseFile] = []  # what still needs a person
 
     def exit_code(self) -> int:
         """The one exit code (design section 5): what a person must look at counts, a discarded worker does not."""
@@ -87,8 +84,7 @@ class Reconciliation:
         return worst(codes) if codes else 0
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(Value, frozen=True):
     """One lease and what a look found of its resources."""
 
     file: LeaseFile

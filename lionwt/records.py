@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from lionwt.errors import LionwtError
+from lionwt.values import Value
 
 WorkspaceMode = Literal["shared_host", "worktree_per_worker"]
 CompletionPolicy = Literal["patch_only", "merge_validated"]
@@ -38,12 +39,8 @@ _ARROWS: Final[frozenset[tuple[str, str]]] = frozenset(
 )
 
 
-class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An immutable group of fields with a JSON form."""
-
-    def having(self: R, **changes: Any) -> R:
-        """The same with other values in some fields."""
-        return msgspec.structs.replace(self, **changes)
+class Data(Value, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A value with a JSON form."""
 
 
 R = TypeVar("R", bound=Data)

@@ -12,17 +12,16 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lionwt import files, git, names
 from lionwt.errors import LionwtError
 from lionwt.records import RunFile
+from lionwt.values import Value
 
 
-@dataclass(frozen=True)
-class Repository:
+class Repository(Value, frozen=True):
     """A non-bare repository as one of its worktrees sees it; all paths are real paths."""
 
     checkout: Path
@@ -142,8 +141,7 @@ def _main_worktree(checkout: Path, git_dir: Path, common_dir: Path) -> Path:
     )
 
 
-@dataclass(frozen=True)
-class Branch:
+class Branch(Value, frozen=True):
     """A branch as it stands: its full name, commit, and the ref it stands for if it is symbolic."""
 
     full: str

@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from lionwt import readmodel
 from lionwt.readmodel import Row
+from lionwt.values import State
 
 
-@dataclass
-class Known:
+class Known(State):
     """Runs by where they can be read. ``roots`` are state roots; the others are rows, which assert nothing here.
 
     ``gone`` are rows of this machine whose files are gone, the run's own or the lease's.
     """
 
-    roots: list[str] = field(default_factory=list)
-    gone: list[Row] = field(default_factory=list)
-    elsewhere: list[Row] = field(default_factory=list)
+    roots: list[str] = []
+    gone: list[Row] = []
+    elsewhere: list[Row] = []
 
     def forget_gone(self) -> None:
         """Drop the rows whose files are gone from this machine."""

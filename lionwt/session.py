@@ -10,17 +10,16 @@ import contextlib
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from lionwt import git, locks, mounts, names, repository
 from lionwt.errors import LionwtError
 from lionwt.records import LeaseFile, RunFile
 from lionwt.store import Store
+from lionwt.values import Value
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Value, frozen=True):
     """An opened run and its files."""
 
     file: RunFile

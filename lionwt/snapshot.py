@@ -18,12 +18,12 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from lionwt import files, git, mounts, store
 from lionwt.errors import LionwtError
 from lionwt.repository import Repository
+from lionwt.values import Value
 
 _OPERATOR_SCOPES = ("system", "global", "command")
 _NO_IDENTITY = "".join(map(chr, range(33))) + ".,:;<>\"\\'"  # what git strips from the ends of an identity
@@ -31,8 +31,7 @@ _FILTER_PROGRAMS = ("clean", "smudge", "process")
 _WORD = re.compile(r"""[^\s'"`;|&()<>=]+""")  # what sh could take for a path
 
 
-@dataclass(frozen=True)
-class OperatorConfig:
+class OperatorConfig(Value, frozen=True):
     """``$LIONAGI_HOME/lionwt.toml``: what the operator adds."""
 
     protected_branches: tuple[str, ...] = ()
@@ -68,8 +67,7 @@ def read_operator_config(home: Path) -> OperatorConfig:
     return OperatorConfig(tuple(loaded.get("protected_branches", ())), tuple(loaded.get("trusted_filters", ())))
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Value, frozen=True):
     """The settings that content work may use."""
 
     filters: Mapping[tuple[str, str], str]

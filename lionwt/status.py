@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from lionwt import names, processes, runs, session
@@ -17,10 +16,10 @@ from lionwt.errors import LionwtError
 from lionwt.readmodel import Row
 from lionwt.records import LeaseFile
 from lionwt.session import Run
+from lionwt.values import State, Value
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(Value, frozen=True):
     """One lease, for a table or a program. ``age`` in seconds since it was leased."""
 
     run_id: str
@@ -33,14 +32,13 @@ class Standing:
     file: LeaseFile | None = None
 
 
-@dataclass
-class Everywhere:
+class Everywhere(State):
     """Every run: what its files say, which cannot be read, rows without files, and what other machines report."""
 
-    standings: list[Standing] = field(default_factory=list)
-    unreadable: list[tuple[str, LionwtError]] = field(default_factory=list)
-    gone: list[Row] = field(default_factory=list)
-    reported: list[Row] = field(default_factory=list)
+    standings: list[Standing] = []
+    unreadable: list[tuple[str, LionwtError]] = []
+    gone: list[Row] = []
+    reported: list[Row] = []
 
 
 def status_everywhere(home: Path) -> Everywhere:

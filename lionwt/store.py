@@ -16,7 +16,6 @@ import json
 import os
 import shutil
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from lionwt import names, readmodel, words
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
 from lionwt.records import LEASE_SCHEMA, RUN_SCHEMA, LeaseFile, RunFile, plain, read
+from lionwt.values import Value
 
 _LARGEST = 256 * 1024 * 1024
 
@@ -201,8 +201,7 @@ def _check_schema(path: Path, loaded: dict[str, Any], known: str) -> None:
     raise _ambiguous(path, f"unknown schema {schema!r}")
 
 
-@dataclass(frozen=True)
-class Ambiguous:
+class Ambiguous(Value, frozen=True):
     """A file that stands where a lease would, and the reason it is not one for sure."""
 
     worker_id: str

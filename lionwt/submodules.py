@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -26,24 +25,24 @@ from lionwt.capture import Capture, parents_of, require_readable_repositories
 from lionwt.errors import LionwtError
 from lionwt.listing import GITLINK, LIST, Listing
 from lionwt.records import Identity, LeaseFile, RunFile
+from lionwt.values import State
 from lionwt.walk import Walk, require_readable_rules, walk_tree
 
 #: Reflogs of one repository are read up to this many files.
 _MOST_LOGS: Final = 10_000
 
 
-@dataclass
-class Inside:
+class Inside(State):
     """What was found in the submodules of a worktree; all names are relative to the worktree.
 
     ``rows`` are for the manifest; ``unsaved`` is what makes the capture incomplete.
     """
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    unsaved: list[tuple[str, str]] = field(default_factory=list)
-    ignored: list[bytes] = field(default_factory=list)
-    special: dict[bytes, str] = field(default_factory=dict)
-    empty_dirs: list[bytes] = field(default_factory=list)
+    rows: list[dict[str, Any]] = []
+    unsaved: list[tuple[str, str]] = []
+    ignored: list[bytes] = []
+    special: dict[bytes, str] = {}
+    empty_dirs: list[bytes] = []
 
 
 def look(

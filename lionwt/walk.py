@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import stat
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from lionwt import git
 from lionwt.errors import LionwtError
+from lionwt.values import State
 
 #: A directory changed less than this (ns) before it was read may change again without a new time.
 _FRESH_NS: Final = 2_500_000_000
@@ -29,17 +29,16 @@ class _Read(NamedTuple):
     held: frozenset[tuple[bytes, int]] | None
 
 
-@dataclass
-class Walk:
+class Walk(State):
     """Everything that lies in a worktree, apart from its own ``.git``."""
 
     root: bytes
-    files: set[bytes] = field(default_factory=set)
-    special: dict[bytes, str] = field(default_factory=dict)
-    empty_dirs: list[bytes] = field(default_factory=list)
-    repositories: list[bytes] = field(default_factory=list)
-    unreadable: list[bytes] = field(default_factory=list)
-    _read: dict[bytes, _Read] = field(default_factory=dict)
+    files: set[bytes] = set()
+    special: dict[bytes, str] = {}
+    empty_dirs: list[bytes] = []
+    repositories: list[bytes] = []
+    unreadable: list[bytes] = []
+    _read: dict[bytes, _Read] = {}
 
     def is_current(self) -> bool:
         """Whether no entry has come, gone or been replaced since."""

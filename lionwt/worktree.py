@@ -19,13 +19,13 @@ import shlex
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from lionwt import files, git, mounts, names, repository, store
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
 from lionwt.records import Identity, LeaseFile, RunFile
+from lionwt.values import Value
 
 EXCLUDE_LINE = b"/.worktrees/"
 
@@ -283,8 +283,7 @@ def is_leased_directory(path: Path, identity: Identity) -> bool:
     return same and stat.S_ISDIR(seen.st_mode) and os.path.realpath(path) == str(path)
 
 
-@dataclass(frozen=True)
-class Removal:
+class Removal(Value, frozen=True):
     """What a look found after a removal."""
 
     worktree_removed: bool

@@ -23,7 +23,19 @@ PROJECT = Path(__file__).parent.parent
 
 #: From the ground up; a module imports only from the floors below its own.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("__init__", "command", "errors", "faults", "files", "migrations", "signals", "together", "turn", "words"),
+    (
+        "__init__",
+        "command",
+        "errors",
+        "faults",
+        "files",
+        "migrations",
+        "signals",
+        "together",
+        "turn",
+        "values",
+        "words",
+    ),
     ("answers", "git", "names", "records", "postgresql"),
     ("database",),
     ("readmodel",),
@@ -50,7 +62,7 @@ ONLY_IN = {
     "typer": {"cli", "completion", "parameters"},
     "rich": {"answers"},
     "filelock": {"locks"},
-    "msgspec": {"records"},
+    "msgspec": {"records", "values"},
     "pydantic": {"contracts"},
     "psutil": {"processes"},
     "sqlite3": {"database"},
