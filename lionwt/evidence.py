@@ -37,6 +37,8 @@ SMALL: Final = 1 << 20
 SMALL_IN_ALL: Final = 32 << 20
 #: An artifact beyond this size (bytes) is named without its hash.
 LARGEST_ARTIFACT: Final = 4 << 30
+#: The mode of a path that a tree does not have.
+_NOTHING: Final = "000000"
 #: The patch made anew where the frozen one is no longer what was frozen.
 RECOVERED: Final = "recovered.patch"
 
@@ -109,22 +111,28 @@ def digests(directory: Path, names_in_it: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def prove(private: git.Git, base: str, base_index: Path, patch: Path, size: int, tree: str) -> None:
-    """Raise ``patch_missing`` unless the patch turns the base into exactly ``tree``.
+def prove(private: git.Git, changes: Sequence[Change], index: Path, patch: Path, size: int) -> None:
+    """Raise ``patch_missing`` unless the patch turns the base into exactly the frozen tree.
 
-    ``base_index`` is an index of the base, to be used up; it is made where there is none.
+    It is applied to the base's entries of every path in which the two trees
+    differ, and must give the frozen tree's entries of these paths and of no
+    other; all other paths are the same objects in both. ``index`` is used up.
     """
-    proof = private.with_env(GIT_INDEX_FILE=base_index).with_flags("-c", "core.fsync=all,-index")
-    if not base_index.exists():
-        proof.run("read-tree", base, timeout=git.CONTENT)
+    proof = private.with_env(GIT_INDEX_FILE=index).with_flags("-c", "core.fsync=all,-index")
+    old = [change.old.row(change.path) for change in changes if change.old.mode != _NOTHING]
+    new = {change.new.row(change.path) for change in changes if change.new.mode != _NOTHING}
     try:
+        if old:
+            lines = b"".join(row + b"\0" for row in old)
+            proof.run("update-index", "-z", "--index-info", stdin=lines, timeout=git.CONTENT)
         if size:
             proof.run("apply", "--cached", "--binary", "--whitespace=nowarn", patch, timeout=git.CONTENT)
-        proven = proof.oid("write-tree", timeout=git.CONTENT)
+        given = set(git.records(proof.run("ls-files", "-z", "-s", timeout=git.CONTENT).out))
     except LionwtError as error:
         raise _unproven(str(error)) from error
-    if proven != tree:
-        raise _unproven(f"it gives tree {proven}, the worktree is {tree}")
+    if wrong := sorted(given ^ new):
+        name = git.text(wrong[0].partition(b"\t")[2])
+        raise _unproven(f"it does not give {name} as it was captured")
     # Binary data that a patch lacks git finds in the object store, here and nowhere else.
     if _has_line(patch, b"Binary files "):
         raise _unproven("it names a binary file without its content")
@@ -360,7 +368,7 @@ def recover(paths: names.RunPaths, file: LeaseFile, private: git.Git, scratch: P
     made = target.with_name(f".{RECOVERED}.tmp")
     made.unlink(missing_ok=True)
     _, size = write_patch(private, base, tree, made)
-    prove(private, base, scratch / "base", made, size, tree)
+    prove(private, changes_between(private, base, tree), scratch / "base", made, size)
     os.rename(made, target)
     store.sync_dir(target.parent)
     store.sync_dir(target.parent.parent)

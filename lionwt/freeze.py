@@ -178,15 +178,13 @@ def capture_evidence(run: Run, file: LeaseFile, identity: Identity, verdict: Ver
             ran = checks.in_worktree(run, file, verdict.checks, scratch)
             if ran:
                 capture = _unchanged(run, file, identity, capture, scratch / "again", ran)
-            private, saved_index = run.private(), run.paths.saved_index(file.worker_id)
+            private = run.private()
             patch = Patch(*evidence.write_patch(private, run.file.base_sha, capture.tree, scratch / PATCH))
-            worktree.copy_saved_index(saved_index, scratch / "base", run.file.object_format)
-            prove = functools.partial(
-                evidence.prove, private, run.file.base_sha, scratch / "base", scratch / PATCH, patch.size, capture.tree
-            )
+            changes = evidence.changes_between(private, run.file.base_sha, capture.tree)
+            prove = functools.partial(evidence.prove, private, changes, scratch / "proof", scratch / PATCH, patch.size)
             with meanwhile(prove) as proven:
                 proof = _write_evidence(
-                    run, file, identity, verdict, capture, patch, proven, scratch, target, began_ns, ran
+                    run, file, identity, verdict, capture, patch, changes, proven, scratch, target, began_ns, ran
                 )
             sync_dir(target)
             sync_dir(target.parent)
@@ -218,13 +216,14 @@ def _write_evidence(
     verdict: Verdict,
     capture: Capture,
     patch: Patch,
+    changes: Sequence[Change],
     proven: Callable[[], None],
     scratch: Path,
     target: Path,
     began_ns: int,
     ran: tuple[checks.Ran, ...],
 ) -> Proof:
-    private, base, root = run.private(), run.file.base_sha, file.lease.worktree_path
+    base, root = run.file.base_sha, file.lease.worktree_path
     past = history.read(run.file, run.paths.git_dir, file, identity, _recorded_elsewhere(run, file))
     notes = Notes()
     notes.diagnostics += past.notes
@@ -245,7 +244,6 @@ def _write_evidence(
     dirty_submodules = capture.submodules if inside.unsaved else ()
     for name in (*capture.repositories, *capture.shadowed, *capture.unreadable, *capture.refused, *dirty_submodules):
         saver.add(name)
-    changes = evidence.changes_between(private, base, capture.tree)
     converted = evidence.converted(run.file, root, capture, saver)
     left_out = [*capture.left_out, *inside.ignored]
     special = {**capture.special, **inside.special}

@@ -74,8 +74,7 @@ def read(run: RunFile, private_dir: Path, file: LeaseFile, identity: Identity, r
     branch = names.HEADS + file.lease.branch_name
     head = head_ref = None
     if Path(identity.admin_dir, "HEAD").is_file():
-        head = _maybe(shared, "rev-parse", "--quiet", "--verify", "HEAD^{commit}")
-        head_ref = _maybe(shared, "symbolic-ref", "--quiet", "HEAD")
+        head, head_ref = _stands(shared)
     refs = git.text(
         common.run("for-each-ref", "--format=%(refname) %(objectname)", branch, "refs/stash").out
     ).splitlines()
@@ -105,6 +104,18 @@ def read(run: RunFile, private_dir: Path, file: LeaseFile, identity: Identity, r
         )
     tips = tuple(dict.fromkeys(oid for oid in (head, tip, *_remembered(shared, run.base_sha, branch)) if oid))
     return History(head, head_ref, tip, line, is_line, blocker, tuple(notes), tips)
+
+
+def _stands(shared: git.Git) -> tuple[str | None, str | None]:
+    """The commit that HEAD names, and the branch through which it does."""
+    said = shared.run("rev-parse", "--quiet", "HEAD^{commit}", "--symbolic-full-name", "HEAD", ok=(0, 1, 128))
+    words_of_it = git.text(said.out).split("\n")
+    if said.code == 0 and len(words_of_it) == 3 and words_of_it[1].startswith("refs/"):
+        return words_of_it[0], words_of_it[1]
+    return (
+        _maybe(shared, "rev-parse", "--quiet", "--verify", "HEAD^{commit}"),
+        _maybe(shared, "symbolic-ref", "--quiet", "HEAD"),
+    )
 
 
 def _maybe(shared: git.Git, *arguments: str) -> str | None:

@@ -25,6 +25,10 @@ class Entry(Value, frozen=True):
     mode: str
     oid: str
 
+    def row(self, name: bytes) -> bytes:
+        """The entry under ``name``, as ``ls-files -s`` prints it and ``update-index --index-info`` takes it."""
+        return f"{self.mode} {self.oid} 0\t".encode("ascii") + name
+
 
 class Listing(Mapping[bytes, Entry]):
     """The entries of an index by name."""
