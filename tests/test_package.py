@@ -23,8 +23,8 @@ PROJECT = Path(__file__).parent.parent
 
 #: From the ground up; a module imports only from the floors below its own.
 FLOORS: tuple[tuple[str, ...], ...] = (
+    ("__init__", "values"),
     (
-        "__init__",
         "command",
         "errors",
         "faults",
@@ -33,7 +33,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "signals",
         "together",
         "turn",
-        "values",
         "words",
     ),
     ("answers", "git", "names", "records", "postgresql"),

@@ -612,7 +612,7 @@ def test_stash_entries_that_came_since_the_lease_are_named_with_whose_they_are(w
             note["message"] for note in world.manifest("r1", name)["diagnostics"] if note["code"] == "stash_entries"
         ]
         notes[name] = found[0] if found else ""
-    assert "1 stash entries of this branch" in notes["w1"]
+    assert "1 stash entry of this branch" in notes["w1"]
     assert "feature/x" in notes["other"] and "no branch" in notes["detached"]
     assert repo.git("stash", "list") == before and len(before.splitlines()) == 4
     assert world.promote("r1").code == 0
