@@ -345,9 +345,10 @@ class World:
     def freeze_now(self, run: str, worker: str, *arguments: str) -> None:
         """Freeze a worker through the port, in this process; ``arguments`` as on the command line."""
         import lionwt
-        from lionwt import parsing
+        from lionwt import parsing, records
 
-        validations = tuple(parsing.validation(arg) for arg in arguments if not arg.startswith("--"))
+        typed = [parsing.validation(arg) for arg in arguments if not arg.startswith("--")]
+        validations = tuple(lionwt.ValidationResult.model_validate(records.plain(result)) for result in typed)
         lease = lionwt.WorkerWorktreeLease.model_validate(self.lease_file(run, worker)["lease"])
         with self._environ():
             asyncio.run(
