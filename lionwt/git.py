@@ -169,7 +169,7 @@ class Git(Value, frozen=True):
                     pass_fds=self.keep_fds,
                     start_new_session=bool(self.keep_fds),
                 )
-            except FileNotFoundError as error:
+            except (FileNotFoundError, NotADirectoryError) as error:  # PATH may name a file
                 raise _missing(error, self.cwd) from error
             try:
                 self._see_it_end(child, arguments, timeout)
@@ -303,7 +303,7 @@ def _verb(arguments: Sequence[Word]) -> str:
     return os.fsdecode(arguments[0])
 
 
-def _missing(error: FileNotFoundError, cwd: str) -> LionwtError:
+def _missing(error: OSError, cwd: str) -> LionwtError:
     if not os.path.isdir(cwd):
         return LionwtError("repository_moved", f"{cwd} is not there; nothing was changed")
     return LionwtError(

@@ -325,7 +325,7 @@ def broken_path(world: World, kind: str) -> str:
 
 def row_of(worker: str, **changes: Any) -> Row:
     made = Row("d" * 64, worker, "r9", "here", "/x", 1, "running", None, None, "work", 1.0, None, 2.0)
-    return Row(**{**made.__dict__, **changes})
+    return made.having(**changes)
 
 
 def every_verb_works(world: World, repo: Repo, where: str, wrapper: list[str]) -> list[Answer]:
