@@ -101,6 +101,7 @@ CODES: Final[dict[str, Code]] = {
     "clock_wrong": Code(STATE, "the clock stands before the lease was made; nothing is deleted by it"),
     "git_failed": Code(SYSTEM, "git failed"),
     "git_unsupported": Code(SYSTEM, "git is missing or too old"),
+    "lionagi_unsupported": Code(SYSTEM, "lionagi is missing, too old, or not as the adapter knows it"),
     "git_timeout": Code(SYSTEM, "git did not answer in time"),
     "no_space": Code(SYSTEM, "no space left"),
     "permission": Code(SYSTEM, "no permission"),

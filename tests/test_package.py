@@ -35,6 +35,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "turn",
         "words",
     ),
+    ("lionagi", "lionagi.lifecycle", "lionagi.seams"),
+    ("lionagi.hosts",),
+    ("lionagi.routes",),
+    ("lionagi.hooks",),
+    ("lionagi.turns",),
     ("answers", "git", "names", "records", "postgresql"),
     ("database",),
     ("readmodel",),
@@ -67,15 +72,21 @@ ONLY_IN = {
     "sqlite3": {"database"},
     "psycopg": {"database", "postgresql"},
     "subprocess": {"git", "checks"},
-    "asyncio": {"coordinator", "turn"},
+    "asyncio": {"coordinator", "lionagi.hosts", "turn"},
 }
 #: What starts a process without subprocess.
 STARTERS = re.compile(r"(system|popen|fork|forkpty|posix_spawnp?|spawn[lv]p?e?|exec[lv]p?e?|create_subprocess_.*)")
 
 
 def modules() -> dict[str, ast.Module]:
-    """Every module of the package, parsed."""
-    return {path.stem: ast.parse(path.read_text("utf-8")) for path in sorted(SOURCE.glob("*.py"))}
+    """Every module of the package, parsed, by its name below ``lionwt``."""
+    return {name_of(path): ast.parse(path.read_text("utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def name_of(path: Path) -> str:
+    """``lionagi.turns`` of a file; of a package's own file, that package."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
@@ -93,8 +104,8 @@ def imports(tree: ast.Module) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module is not None, "imports are absolute"
-            if node.module == "lionwt":
-                yield from (f"lionwt.{alias.name}" for alias in node.names)
+            if node.module in ("lionwt", "lionwt.lionagi"):
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
             else:
                 yield node.module
 
@@ -110,7 +121,7 @@ def test_imports_go_one_way(name: str) -> None:
     for imported in imports(modules()[name]):
         package, _, rest = imported.partition(".")
         if package == "lionwt" and rest != "__version__":
-            inner = rest.split(".")[0] or "__init__"
+            inner = rest if rest in FLOOR_OF else rest.split(".")[0] or "__init__"
             assert FLOOR_OF[inner] < FLOOR_OF[name], f"{name} imports {inner}"
         elif package in ONLY_IN:
             assert name in ONLY_IN[package], f"{name} imports {package}"
@@ -238,7 +249,7 @@ def test_a_wheel_holds_the_package_its_types_and_the_completions(tmp_path: Path)
         names = set(archive.namelist())
         stem = f"lionwt-{lionwt.__version__}"
         assert {name.split("/")[0] for name in names} == {"lionwt", f"{stem}.dist-info", f"{stem}.data"}
-        assert {f"lionwt/{path.name}" for path in SOURCE.glob("*.py")} | {"lionwt/py.typed"} <= names
+        assert {f"lionwt/{path.relative_to(SOURCE)}" for path in SOURCE.rglob("*.py")} | {"lionwt/py.typed"} <= names
         for source, installed in [
             ("lionwt.bash", "bash-completion/completions/lionwt"),
             ("_lionwt", "zsh/site-functions/_lionwt"),

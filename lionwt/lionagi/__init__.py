@@ -1,0 +1,4 @@
+"""What lives inside lionagi: `turns` makes its conversations turn-safe (ADR-0018).
+
+Nothing is imported here, and lionagi itself only when an adapter is installed.
+"""
