@@ -67,6 +67,8 @@ def install(
     if unattributed_control not in ("reject", "legacy") or start not in ("entry", "adopt"):
         raise LionwtError("usage", f"unknown option: {unattributed_control=}, {start=}; nothing was changed")
     with _lock:
+        if _leaving is not None:  # its live turns are as well off with what comes now
+            _leaving.restore()
         if _installed is None or target not in (None, _installed.wanted[0]):
             branch = seams.require()
             target = branch if target is None else target
@@ -76,8 +78,6 @@ def install(
             target = _installed.wanted[0]
         wanted = (target, unattributed_control == "legacy", start == "adopt")
         if _installed is None:
-            if _leaving is not None:
-                _leaving.restore()
             installation = _Installation(*wanted)
             installation.put()
             _installed = installation

@@ -22,8 +22,10 @@ class Answer(BaseModel):
     answer: str
 
 
-#: An answer that every step of a reasoning loop can read.
-REASONED = '{"analysis": "a", "planned_actions": [], "extension_needed": false, "answer": "a"}'
+#: What the steps of a reasoning loop are answered.
+REASONED = ('{"analysis": "a", "extension_needed": false}', '{"answer": "a"}')
+
+REASONING = 'characters."'  # what their prompts end in
 
 
 class Fake:
@@ -40,9 +42,10 @@ class Fake:
         self.gates: dict[str, asyncio.Event] = {}
         self.entered: dict[str, asyncio.Event] = {}
         self.failing: dict[str, BaseException] = {}
-        self.default: str | None = None
+        self.script: list[str] = []
         self.chunks = 1
         endpoint = self.model.endpoint
+        endpoint.fake = self
         endpoint._call = self._call
         endpoint.stream = self._stream
         if not cli:
@@ -63,7 +66,7 @@ class Fake:
             await self.gates[word].wait()
         if word in self.failing:
             raise self.failing[word]
-        return f"r{word}" if self.default is None else self.default
+        return self.script.pop(0) if self.script and word == REASONING else f"r{word}"
 
     async def _call(self, payload: dict[str, Any], headers: Any, **kwargs: Any) -> dict[str, Any]:
         text = await self._answer(payload)
@@ -85,10 +88,10 @@ class Fake:
 
 
 def branch_of(fake: Fake, **options: Any) -> Any:
-    """A branch on ``fake`` that leaves no log behind."""
+    """A branch on ``fake``."""
     from lionagi import Branch
 
-    return Branch(chat_model=fake.model, log_config={"auto_save_on_exit": False}, **options)
+    return Branch(chat_model=fake.model, **options)
 
 
 class Heard:
@@ -128,8 +131,12 @@ class Heard:
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Token counting that downloads no vocabulary."""
+    """Token counting that downloads no vocabulary, and no log written when the tests end."""
     import tiktoken
+    from lionagi.config import settings
+
+    log = {**settings.LOG_CONFIG, "auto_save_on_exit": False}
+    monkeypatch.setattr(type(settings), "LOG_CONFIG", log)
 
     class Encoding:
         def encode(self, text: str) -> list[int]:
@@ -186,6 +193,7 @@ def begin(branch: Any, name: str, **options: Any) -> Any:
     if name == "parse":
         return branch.parse('{"answer": "x"}', request_type=Answer, **options)
     if name in ("ReAct", "ReActStream"):
+        branch.chat_model.endpoint.fake.script = list(REASONED)
         return getattr(branch, name)(instruct={"instruction": "x"}, extension_allowed=False, **options)
     if name == "operate":
         return branch.operate(instruction="x", **options)

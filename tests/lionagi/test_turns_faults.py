@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.lionagi.branches import REASONED, Fake, Heard, branch_of, call, installed, offline, run, settled, words
+from tests.lionagi.branches import Fake, Heard, branch_of, call, installed, offline, run, settled, words
 
 __all__ = ["offline"]
 
@@ -271,7 +271,6 @@ def test_a_run_on_another_branch_is_heard_from_inside_a_turn(adapter: bool, oute
 
     async def main() -> None:
         fake = Fake(cli=False)
-        fake.default = REASONED
         branch, other = branch_of(fake), branch_of(Fake())
         Heard(branch)
         heard = Heard(other)
