@@ -46,6 +46,18 @@ def test_the_turn_example_prints_what_it_says(world: World, tmp_path: Path, hold
     assert (done.returncode, done.stdout.strip()) == (0, "['echo: one', 'other: two']"), done
 
 
+def test_the_lionagi_example_prints_what_it_says(world: World, tmp_path: Path) -> None:
+    """README, "For lionagi users": no key and no network."""
+    script = tmp_path / "branch.py"
+    script.write_text(block("python", "lionwt.lionagi.turns import install"))
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, env=world.environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done
+    turn = ["RunStart", "MessageAdded", "MessageAdded", "RunEnd"]
+    assert done.stdout.splitlines() == [*turn, *turn, "['one', 'two']"]
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_completions_lie_where_the_readme_says(shell: str) -> None:
     """README, "Commands": a wheel puts them into ``share`` of its environment."""

@@ -344,11 +344,16 @@ def test_a_view_is_the_branch_in_all_but_its_model() -> None:
 
 def test_under_another_async_library_the_operations_are_lionagis() -> None:
     """No asyncio loop, no turns: they pass through."""
-    trio = pytest.importorskip("trio")
+    import trio
+    from lionagi.testing import LionAGIMockFactory
 
     async def main() -> None:
-        branch = branch_of(Fake(cli=False))
-        assert await branch.parse('{"answer": "x"}') is not None
+        branch = LionAGIMockFactory.create_mocked_branch(response="ok")
+        heard = Heard(branch)
+        assert await branch.chat("x") == "ok"
+        assert await branch.communicate("x") == "ok"
+        assert heard.kinds == ["RunStart", "RunEnd"]
+        assert not any(hasattr(signal, "turn_id") for signal in heard.lifecycle)
         assert inspect.isasyncgen(branch.run("x"))
 
     with installed():
