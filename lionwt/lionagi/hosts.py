@@ -53,8 +53,7 @@ def kept_of(branch: Any) -> Kept:
 
 def known(branch: Any) -> Kept | None:
     """What is kept of `branch`, or None."""
-    kept = _kept.get(id(branch))
-    return kept if kept is not None and kept.branch() is branch else None
+    return _kept.get(id(branch))  # an id is used again only after `_forget`
 
 
 def everything() -> Iterator[tuple[Any, Kept]]:

@@ -149,6 +149,22 @@ def test_branches_made_before_are_included() -> None:
     run(main)
 
 
+def test_a_directive_from_before_ends_no_turn() -> None:
+    """ADR-0018 D3: what lionagi has kept is not for a turn that nobody knew of."""
+
+    async def main() -> None:
+        from lionagi.session.control import LoopDirective
+
+        branch = branch_of(Fake())
+        branch.control(LoopDirective.BREAK)
+        with installed():
+            assert branch.poll_control() is None
+            assert len(await call(branch, "run")) == 2
+        assert branch.poll_control().directive is LoopDirective.BREAK  # as it was
+
+    run(main)
+
+
 def test_the_function_behind_run_is_a_turn_too() -> None:
     """`operations.run.run.run` is called directly by others."""
 
@@ -308,6 +324,25 @@ def test_a_turn_that_is_live_when_it_is_taken_back_ends_as_a_turn(name: str) -> 
         assert heard.kinds == ["RunStart", "RunEnd"] and not hasattr(heard.lifecycle[0], "turn_id")
 
     run(main)
+    assert changed(before) == set()
+
+
+def test_a_turn_that_is_left_behind_may_still_nest() -> None:
+    """`operate` on a CLI model runs a stream inside its turn, also when that begins afterwards."""
+    before = everything()
+
+    async def main() -> None:
+        from lionagi.session.signal import RunStart
+
+        branch = branch_of(Fake())
+        heard = Heard(branch)
+        uninstall = install()
+        heard.session.observe(RunStart, handler=lambda *_: uninstall())
+        assert await branch.operate(instruction="x") == "rx"
+        heard.one_pair()
+
+    run(main)
+    gc.collect()
     assert changed(before) == set()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
@@ -297,6 +298,8 @@ def test_a_stream_that_is_left_ends_its_turn(name: str, end: str) -> None:
                 await task
         else:
             await task
+        del task  # on Python 3.10 a cancellation keeps the frames it ended in, and the stream in them
+        gc.collect()
         assert await branch.chat("y") == "ry"  # waits for what `break` leaves to the loop
         assert heard.kinds[:2] == ["RunStart", "RunFailed" if end == "throw" else "RunEnd"]
         assert heard.kinds[2:] == ["RunStart", "RunEnd"]
@@ -489,6 +492,27 @@ def test_a_run_keeps_the_model_it_started_with() -> None:
     run(main)
 
 
+def test_a_start_observer_changes_the_model_for_later_runs_alone() -> None:
+    """ADR-0018 D1: what a run starts with is settled before it says so."""
+
+    async def main() -> None:
+        from lionagi.session.signal import RunStart
+
+        old, new = Fake("old"), Fake("new")
+        branch = branch_of(old)
+
+        def change(signal: Any, _session: Any) -> None:
+            branch.chat_model = new.model
+
+        Heard(branch).session.observe(RunStart, handler=change)
+        await call(branch, "run")
+        assert (len(old.requests), len(new.requests)) == (1, 0)
+        await call(branch, "run")
+        assert (len(old.requests), len(new.requests)) == (1, 1)
+
+    run(main)
+
+
 def test_what_is_no_model_is_refused_as_lionagi_refuses_it() -> None:
     """ADR-0018 D3: the turn fails, the configuration is untouched."""
 
@@ -576,6 +600,50 @@ def test_a_provider_gets_the_branch_itself_and_the_turn_gets_its_report(name: st
         [(blocks, report)] = contexts
         assert blocks == ("noted",)
         assert branch.last_context_report is report
+
+    run(main)
+
+
+def test_a_request_outside_of_any_turn_has_a_report_of_its_own() -> None:
+    """lionagi's functions can be called without a turn, before and after turns: the last report is shown."""
+
+    async def main() -> None:
+        from lionagi.operations.chat.chat import chat
+        from lionagi.operations.types import ChatParam
+
+        branch = branch_of(Fake(cli=False), system="be kind")
+        branch.providers.register(_Note(), name="note")
+        reports = []
+        for word in ("x", "y"):
+            await chat(branch, word, ChatParam.from_branch(branch))
+            reports.append(branch.last_context_report)
+            await branch.chat(word)
+            reports.append(branch.last_context_report)
+        assert [report.blocks for report in reports] == [["noted"]] * 4
+        assert len({id(report) for report in reports}) == 4
+
+    run(main)
+
+
+def test_a_report_from_before_is_shown_until_a_turn_has_ended(uninstall: Callable[[], None]) -> None:
+    """ADR-0018 D5: none is partial, and none is lost."""
+    uninstall()
+
+    async def main() -> None:
+        fake = Fake(cli=False)
+        branch = branch_of(fake, system="be kind")
+        branch.providers.register(_Note(), name="note")
+        await branch.chat("x")
+        report = branch.last_context_report
+        with installed():
+            assert branch.last_context_report is report
+            fake.gate("y")
+            task = asyncio.create_task(branch.chat("y"))
+            await fake.entered["y"].wait()
+            assert branch.last_context_report is report
+            fake.gates["y"].set()
+            await task
+            assert branch.last_context_report is not report
 
     run(main)
 
@@ -672,7 +740,28 @@ def test_messages_outside_of_turns_are_told_and_can_be_waited_for() -> None:
         assert "MessageAdded" not in heard.all_kinds
         await branch.drain_signals()
         assert heard.all_kinds == ["MessageAdded"]
-        assert branch._signal_tasks == []
+        await branch.msgs.a_add_message(instruction="once more")
+        assert len(branch._signal_tasks) == 1
+        await settled()
+        assert branch._signal_tasks == []  # nobody has to wait for what is done
+
+    run(main)
+
+
+def test_inside_a_turn_a_drain_waits_for_its_messages() -> None:
+    """ADR-0018 D3: `drain_signals` speaks of the caller's own turn."""
+
+    async def main() -> None:
+        branch = branch_of(Fake(cli=False))
+        heard = Heard(branch)
+
+        async def middle(branch: Any, *_: Any, **__: Any) -> Any:
+            await branch.msgs.a_add_message(instruction="by hand")
+            await branch.drain_signals()
+            assert heard.all_kinds == ["RunStart", "MessageAdded"]
+
+        await branch.operate(instruction="x", middle=middle)
+        assert heard.all_kinds == ["RunStart", "MessageAdded", "RunEnd"]
 
     run(main)
 
