@@ -32,7 +32,7 @@ def test_a_command_is_finished_or_undone_wherever_it_ends(forker: Forker, tmp_pa
 def test_every_point_is_passed_by_a_verb(forker: Forker, tmp_path: Path) -> None:
     """A point that no scene reaches protects nothing, and one that is not in the registry is never tried."""
     scenes = ["lease opens", "lease undoes", "freeze ends", "freeze", "promote lands", "promote saves late work"]
-    scenes += ["reconcile repairs"]
+    scenes += ["reconcile repairs", "reconcile saves commits"]
     passed = {
         point for scene in scenes for kind, point in points.trace(forker, tmp_path / "w", scene) if kind == "point"
     }
@@ -42,7 +42,8 @@ def test_every_point_is_passed_by_a_verb(forker: Forker, tmp_path: Path) -> None
 def test_every_point_in_the_source_is_in_the_registry() -> None:
     """What is passed by its name must be known by its name."""
     source = Path(inspect.getfile(faults)).parent
-    named = {name for path in source.glob("*.py") for name in re.findall(r'\bpoint\("([^"]+)"\)', path.read_text())}
+    passing = re.compile(r'(?:\bpoint\(|\b_write\(.*)"([a-z]+\.[a-z_]+)"')
+    named = {name for path in source.glob("*.py") for name in passing.findall(path.read_text())}
     assert named == set(faults.POINTS)
 
 
