@@ -64,6 +64,13 @@ _lionwt() {
                 'freeze --stop-after') wants='any' ;;
                 'promote --policy') wants='patch_only merge_validated' ;;
                 'promote --lock-timeout') wants='any' ;;
+                'li --target') wants='any' ;;
+                'li --policy') wants='patch_only merge_validated' ;;
+                'li --retain-for') wants='any' ;;
+                'li --check') wants='any' ;;
+                'li --check-merged') wants='any' ;;
+                'li --check-timeout') wants='any' ;;
+                'li --stop-after') wants='any' ;;
             esac
         elif [[ -z $command ]]; then
             command=$word
@@ -93,11 +100,12 @@ _lionwt() {
             'reconcile') _lionwt_offer --takeover --dry-run --json -h --help ;;
             'reap') _lionwt_offer --all --dry-run --json -h --help ;;
             'status') _lionwt_offer --json -h --help ;;
+            'li') _lionwt_offer --target --policy --retain-for --check --check-merged --check-timeout --stop-after --json -h --help ;;
         esac
         return
     fi
     case "$command ${#places[@]}" in
-        ' 0') _lionwt_offer lease start freeze promote reconcile reap status ;;
+        ' 0') _lionwt_offer lease start freeze promote reconcile reap status li ;;
         'lease '0) _lionwt_runs ;;
         'start '0) _lionwt_workers; _lionwt_runs ;;
         'start '1) _lionwt_workers "${places[0]}" ;;

@@ -100,6 +100,15 @@ complete -c lionwt -n '__lionwt_in reap' -l json -d 'Print exactly one JSON obje
 complete -c lionwt -n '__lionwt_in reap' -s h -l help -d 'Show this message and exit'
 complete -c lionwt -n '__lionwt_in status' -l json -d 'Print exactly one JSON object on stdout'
 complete -c lionwt -n '__lionwt_in status' -s h -l help -d 'Show this message and exit'
+complete -c lionwt -n '__lionwt_in li' -l target -x -d 'The run\'s own working branch; default the one checked out'
+complete -c lionwt -n '__lionwt_in li' -l policy -x -a 'patch_only merge_validated' -d 'Keep patches (default), or land them'
+complete -c lionwt -n '__lionwt_in li' -l retain-for -x -d 'Keep worktrees that need a person for so long: 90s, 15m, 2h'
+complete -c lionwt -n '__lionwt_in li' -l check -x -d 'NAME=CMD, run in each worktree when its worker is done. Repeatable'
+complete -c lionwt -n '__lionwt_in li' -l check-merged -x -d 'NAME=CMD, run on each merged tree before it lands; repeatable'
+complete -c lionwt -n '__lionwt_in li' -l check-timeout -x -d 'How long one check may take; 15m if nothing is said'
+complete -c lionwt -n '__lionwt_in li' -l stop-after -x -d 'Seconds that what a worker left running gets to stop; 10'
+complete -c lionwt -n '__lionwt_in li' -l json -d 'A refusal of lionwt\'s as one JSON object on stdout'
+complete -c lionwt -n '__lionwt_in li' -s h -l help -d 'Show this message and exit'
 complete -c lionwt -n __lionwt_bare -a lease -d 'Give workers a worktree each, all of them or none'
 complete -c lionwt -n __lionwt_bare -a start -d 'Say that a worker has its paths and runs'
 complete -c lionwt -n __lionwt_bare -a freeze -d 'Stop a worker, and turn what it did into proven evidence'
@@ -107,6 +116,7 @@ complete -c lionwt -n __lionwt_bare -a promote -d 'Keep the patches of frozen wo
 complete -c lionwt -n __lionwt_bare -a reconcile -d 'After a crash: find the truth about every lease of a run, and finish'
 complete -c lionwt -n __lionwt_bare -a reap -d 'Tear down retained worktrees whose time has come, empty the trash, list orphans'
 complete -c lionwt -n __lionwt_bare -a status -d 'Show every lease of a run (or of all runs): its state, what blocks it, what to type next'
+complete -c lionwt -n __lionwt_bare -a li -d 'Run lionagi\'s li with every worker in a lease'
 complete -c lionwt -n '__lionwt_in lease 0 0' -a '(__lionwt_runs)' -d run
 complete -c lionwt -n '__lionwt_in start 0 0' -a '(__lionwt_runs)' -d run
 complete -c lionwt -n '__lionwt_in start 0 0' -a '(__lionwt_workers)' -d worker

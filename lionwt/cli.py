@@ -265,6 +265,64 @@ def status_command(run: RunId = None, as_json: AsJson = False) -> Answer:
     return reports.of_status_everywhere(status_everywhere(names.lionagi_home(os.environ)))
 
 
+@app.command(
+    "li",
+    cls=Command,
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+    epilog="Example: lionwt li --target work --policy merge_validated o fanout claude/sonnet 'fix it' -n 4 --yolo",
+)
+def li_command(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="What li is called with, untouched.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="BRANCH", help="The run's own working branch; default the one checked out.")
+    ] = None,
+    policy: Annotated[Policy | None, typer.Option(help="Keep patches (default), or land them.")] = None,
+    retain_for: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Keep worktrees that need a person for so long: 90s, 15m, 2h.")
+    ] = None,
+    check: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CHECK", help="NAME=CMD, run in each worktree when its worker is done. Repeatable."),
+    ] = None,
+    check_merged: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CHECK", help="NAME=CMD, run on each merged tree before it lands; repeatable."),
+    ] = None,
+    check_timeout: Annotated[
+        str | None, typer.Option(metavar="TIME", help="How long one check may take; 15m if nothing is said.")
+    ] = None,
+    stop_after: Annotated[
+        str | None, typer.Option(metavar="S", help="Seconds that what a worker left running gets to stop; 10.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A refusal of lionwt's as one JSON object on stdout.")
+    ] = False,
+) -> Answer:
+    """Run lionagi's li with every worker in a lease. Options of lionwt's stand before ARGS, li's own in ARGS."""
+    from lionwt import parsing
+    from lionwt.lionagi.launch import Wishes, launch
+
+    parsing.duration(retain_for, "--retain-for")
+    bound = check_timeout or "15m"
+    parsing.checks(check or (), bound, "--check")
+    parsing.checks(check_merged or (), bound, "--check-merged")
+    if stop_after is not None:
+        parsing.seconds(stop_after, "--stop-after")
+    wishes = Wishes(
+        target=target,
+        policy=policy,
+        retain_for=retain_for,
+        check=tuple(check or ()),
+        check_merged=tuple(check_merged or ()),
+        check_timeout=check_timeout,
+        stop_after=stop_after,
+        as_json=as_json,
+    )
+    return launch(wishes, arguments or ())
+
+
 @app.callback(invoke_without_command=True)
 def lionwt(
     context: typer.Context,

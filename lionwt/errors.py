@@ -71,6 +71,7 @@ CODES: Final[dict[str, Code]] = {
     "repository_unsupported": Code(REFUSED, "a bare or unborn repository, or none"),
     "filter_untrusted": Code(REFUSED, "a filter program is named by the repository's own config only"),
     "path_unsafe": Code(REFUSED, "a path that lionwt must own leads elsewhere"),
+    "lionagi_unsupported": Code(REFUSED, "this lionagi cannot keep its workers in leases"),
     "path_escape": Code(REFUSED, "a path leaves the lease"),
     "worker_failed": Code(REFUSED, "the worker failed or was cancelled; nothing was landed"),
     "validation_missing": Code(REFUSED, "a declared validation has no result; nothing was landed"),

@@ -1,0 +1,227 @@
+"""The leases of one orchestration, held through the ``lionwt`` command (ADR-0091 D2, D3).
+
+Every step is a command that can be repeated by hand: lease, start, freeze,
+promote. lionagi's own run id, session id and artifact root are used. A step
+that has begun is never abandoned: a cancellation waits until it is done, so
+that no lease is made which nobody remembers; whatever a worker did, its lease
+is frozen, and at the end of the run all of them are completed in dependency
+order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import anyio
+
+from lionwt import answers
+from lionwt.errors import CODES, LionwtError, worst
+from lionwt.lionagi.launch import Wishes
+
+T = TypeVar("T")
+
+#: The worker that plans, and in a flow synthesises.
+ORCHESTRATOR: Final = "orchestrator"
+
+
+@dataclass(frozen=True)
+class Held:
+    """One worker's lease: where it works, where it leaves artifacts, who it is, what it must not be given."""
+
+    worker_id: str
+    worktree: Path
+    artifacts: Path
+    pins: Mapping[str, str]
+    checkouts: tuple[Path, ...]
+
+
+@dataclass
+class Leases:
+    """What one orchestration holds; ``checkouts`` are the operator's and the main worktree."""
+
+    run_id: str
+    session_id: str
+    home: Path
+    checkouts: tuple[Path, ...]
+    wishes: Wishes
+    open: dict[str, Held] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+    held: list[str] = field(default_factory=list)
+
+    def name(self, wanted: str) -> str:
+        """``wanted``, or with a number what has not been used yet: a pair of run and worker is used once."""
+        found, number = wanted, 1
+        while found.casefold() in self.used:
+            number += 1
+            found = f"{wanted}-{number}"
+        self.used.add(found.casefold())
+        return found
+
+    async def lease(self, worker_id: str, after: Sequence[str] = ()) -> Held:
+        """Allocate; it is remembered as open before anything else can happen."""
+        return await to_its_end(functools.partial(self._lease, worker_id, after))
+
+    def _lease(self, worker_id: str, after: Sequence[str]) -> Held:
+        words = ["lease", self.run_id, "-w", worker_id, "--session", self.session_id]
+        words += ["--repo", str(self.checkouts[0]), "--owner-pid", str(os.getpid()), *self._opening()]
+        for predecessor in after:
+            words += ["--after", predecessor]
+        answer = self._run(*words)
+        lease, binding = answer["leases"][0], answer["bindings"][0]
+        held = Held(
+            worker_id=worker_id,
+            worktree=Path(lease["worktree_path"]),
+            artifacts=Path(lease["artifact_path"]),
+            pins=dict(binding["env"]),
+            checkouts=self.checkouts,
+        )
+        self.open[worker_id] = held
+        self.held.append(worker_id)
+        held.artifacts.mkdir(parents=True, exist_ok=True)
+        return held
+
+    def _opening(self) -> list[str]:
+        """What the run is opened with; repeated equal, it is what later calls may say as well."""
+        wishes = self.wishes
+        words = ["--target", wishes.target] if wishes.target else []
+        words += ["--policy", wishes.policy] if wishes.policy else []
+        words += ["--retain-for", wishes.retain_for] if wishes.retain_for and not self.held else []
+        for check in wishes.check:
+            words += ["--require", check.partition("=")[0]]
+        for check in wishes.check_merged:
+            words += ["--check-merged", check]
+        if wishes.check_merged and wishes.check_timeout:
+            words += ["--check-timeout", wishes.check_timeout]
+        return words
+
+    async def start(self, held: Held, granted: Mapping[str, Any]) -> None:
+        """allocated → running, only when what was installed is the lease's binding."""
+        grants = json.dumps(granted)
+        await to_its_end(
+            functools.partial(self._run, "start", self.run_id, held.worker_id, "--grants", "-", says=grants)
+        )
+
+    async def freeze(self, held: Held, verdict: str) -> None:
+        """Stop the worker and capture what it did; raises what stands in the way."""
+        words = ["freeze", self.run_id, held.worker_id, verdict]
+        if verdict == "--succeeded":
+            for check in self.wishes.check:
+                words += ["--check", check]
+            if self.wishes.check and self.wishes.check_timeout:
+                words += ["--check-timeout", self.wishes.check_timeout]
+        if self.wishes.stop_after:
+            words += ["--stop-after", self.wishes.stop_after]
+        with anyio.CancelScope(shield=True):
+            await to_its_end(functools.partial(self._run, *words))
+        self.open.pop(held.worker_id, None)
+
+    async def finish(self, planned: Sequence[str]) -> int:
+        """End what is still open, and complete every candidate: in dependency order, else as they were planned.
+
+        Returns promote's exit code.
+        """
+        codes = []
+        with anyio.CancelScope(shield=True):
+            for held in list(self.open.values()):
+                try:
+                    await to_its_end(
+                        functools.partial(
+                            self._run, "freeze", self.run_id, held.worker_id, "--failed", "--accept-incomplete"
+                        )
+                    )
+                    self.open.pop(held.worker_id, None)
+                except LionwtError as error:
+                    codes.append(error.exit_code)
+                    tell(error)
+            if self.held:
+                order = {worker_id: place for place, worker_id in enumerate(planned)}
+                workers = sorted(self.held, key=lambda worker_id: order.get(worker_id, len(order)))
+                codes.append(await to_its_end(functools.partial(self._promote, workers)))
+        return worst(codes)
+
+    def _promote(self, workers: Sequence[str]) -> int:
+        answer = self._ask("promote", self.run_id, *workers)
+        for record in answer.get("records", []):
+            answers.warn(_said(record))
+        for entry in answer.get("pending", []):
+            answers.warn(f"{entry['worker_id']}: {entry['message']} [{entry['code']}]")
+        if answer["error"] is not None and not answer.get("records") and not answer.get("pending"):
+            answers.warn(f"{answer['error']['message']} [{answer['error']['code']}]")
+        answers.warn(f"what became of every worker: lionwt status {self.run_id}")
+        return int(answer["exit_code"])
+
+    def _run(self, *words: str, says: str | None = None) -> dict[str, Any]:
+        """The answer of a command that did what was asked; raises its refusal."""
+        answer = self._ask(*words, says=says)
+        error = answer["error"]
+        if error is None:
+            return answer
+        code = error["code"] if error["code"] in CODES else "bug"
+        message = f"{error['message']} (lionwt {shlex.join(words)})"
+        raise LionwtError(code, message, hint=error["hint"])
+
+    def _ask(self, *words: str, says: str | None = None) -> dict[str, Any]:
+        # In a session of its own: Ctrl-C is for lionagi, which then ends its workers in order.
+        done = subprocess.run(
+            [sys.executable, "-m", "lionwt", *words, "--json"],
+            cwd="/",
+            env=self._environment(),
+            input=says,
+            stdin=subprocess.DEVNULL if says is None else None,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            check=False,
+        )
+        try:
+            return dict(json.loads(done.stdout))
+        except ValueError:
+            raise LionwtError(
+                "bug", f"lionwt {shlex.join(words)} gave no answer (exit code {done.returncode})"
+            ) from None
+
+    def _environment(self) -> dict[str, str]:
+        kept = {
+            name: value for name, value in os.environ.items() if name not in ("LIONAGI_WORKER_ID", "LIONAGI_RUN_ID")
+        }
+        return {**kept, "LIONAGI_HOME": str(self.home)}
+
+
+def _said(record: Mapping[str, Any]) -> str:
+    """One line about what became of a worker."""
+    worker, status = record["lease"]["worker_id"], record["status"]
+    if record["promoted_commit"]:
+        return f"{worker}: {status} as {record['promoted_commit'][:12]} on {record['lease']['target_branch']}"
+    kept = f", patch kept in {record['patch_ref']}" if record["patch_ref"] else ""
+    return f"{worker}: {status}{kept}"
+
+
+def tell(error: LionwtError) -> None:
+    """Say a refusal and what to type next on stderr."""
+    answers.warn(f"{error.message} [{error.code}]" + (f"; {error.hint}" if error.hint else ""))
+
+
+async def to_its_end(function: Callable[[], T]) -> T:
+    """Run ``function`` in a thread; a cancellation is raised only when it is done."""
+    job = asyncio.ensure_future(asyncio.to_thread(function))
+    cancelled: asyncio.CancelledError | None = None
+    while not job.done():
+        try:
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([job])
+        except asyncio.CancelledError as cancellation:
+            cancelled = cancellation
+    if cancelled is not None:
+        job.exception()  # has been looked at
+        raise cancelled
+    return job.result()
