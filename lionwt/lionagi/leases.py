@@ -57,6 +57,9 @@ class Leases:
     open: dict[str, Held] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     held: list[str] = field(default_factory=list)
+    _asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    _refused: dict[str, LionwtError] = field(default_factory=dict)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def name(self, wanted: str) -> str:
         """``wanted``, or with a number what has not been used yet: a pair of run and worker is used once."""
@@ -68,27 +71,47 @@ class Leases:
         return found
 
     async def lease(self, worker_id: str, after: Sequence[str] = ()) -> Held:
-        """Allocate; it is remembered as open before anything else can happen."""
-        return await to_its_end(functools.partial(self._lease, worker_id, after))
+        """Allocate; it is remembered as open before anything else can happen.
 
-    def _lease(self, worker_id: str, after: Sequence[str]) -> Held:
-        words = ["lease", self.run_id, "-w", worker_id, "--session", self.session_id]
-        words += ["--repo", str(self.checkouts[0]), "--owner-pid", str(os.getpid()), *self._opening()]
-        for predecessor in after:
-            words += ["--after", predecessor]
-        answer = self._run(*words)
-        lease, binding = answer["leases"][0], answer["bindings"][0]
-        held = Held(
-            worker_id=worker_id,
-            worktree=Path(lease["worktree_path"]),
-            artifacts=Path(lease["artifact_path"]),
-            pins=dict(binding["env"]),
-            checkouts=self.checkouts,
-        )
-        self.open[worker_id] = held
-        self.held.append(worker_id)
-        held.artifacts.mkdir(parents=True, exist_ok=True)
-        return held
+        Workers that begin together are leased in one call, in their order: that
+        is quicker, and what lands first is not a matter of chance.
+        """
+        asked = (worker_id, tuple(after))
+        self._asked.append(asked)
+        await asyncio.sleep(0)
+        async with self._turn:
+            if asked in self._asked:
+                together = [entry for entry in self._asked if entry[1] == asked[1]]
+                self._asked = [entry for entry in self._asked if entry not in together]
+                await to_its_end(functools.partial(self._lease, [entry[0] for entry in together], asked[1]))
+        if worker_id in self._refused:
+            raise self._refused[worker_id]
+        return self.open[worker_id]
+
+    def _lease(self, workers: Sequence[str], after: Sequence[str]) -> None:
+        words = ["lease", self.run_id, *(word for worker_id in workers for word in ("-w", worker_id))]
+        words += ["--session", self.session_id, "--repo", str(self.checkouts[0]), "--owner-pid", str(os.getpid())]
+        words += [*self._opening(), *(word for predecessor in after for word in ("--after", predecessor))]
+        try:
+            answer = self._run(*words)
+        except LionwtError as error:
+            if len(workers) == 1:
+                self._refused[workers[0]] = error
+            else:  # all or none: whoever is not in the way gets one
+                for worker_id in workers:
+                    self._lease([worker_id], after)
+            return
+        for lease, binding in zip(answer["leases"], answer["bindings"], strict=True):
+            held = Held(
+                worker_id=lease["worker_id"],
+                worktree=Path(lease["worktree_path"]),
+                artifacts=Path(lease["artifact_path"]),
+                pins=dict(binding["env"]),
+                checkouts=self.checkouts,
+            )
+            self.open[held.worker_id] = held
+            self.held.append(held.worker_id)
+            held.artifacts.mkdir(parents=True, exist_ok=True)
 
     def _opening(self) -> list[str]:
         """What the run is opened with; repeated equal, it is what later calls may say as well."""

@@ -109,6 +109,7 @@ class Adapter:
                     "team mode shares a directory among the workers, which no lease grants; nothing was run",
                     hint="leave --team-mode and --team-attach out, or run li without lionwt",
                 )
+            _refuse_shared_artifacts(named.get("save_dir"), named.get("cwd"))
             running = Orchestration(self.wishes)
             token = _running.set(running)
             verdict = "--failed"
@@ -196,6 +197,21 @@ async def _open(running: Orchestration, env: Any) -> None:
     running.orchestrator = held
     await _start(leases, held, env.orc_branch)
     _held.set(held)
+
+
+def _refuse_shared_artifacts(save: Any, cwd: Any) -> None:
+    """Artifacts in the checkout would be written there by every worker, and be its untracked files."""
+    if save is None:
+        return
+    place = Path(save).expanduser().resolve()
+    found = repository.discover(Path(cwd or os.getcwd()).expanduser())
+    for checkout in (found.checkout, found.main_worktree):
+        if place.is_relative_to(checkout):
+            raise LionwtError(
+                "path_unsafe",
+                f"the artifacts would lie in {place}, inside the shared checkout {checkout}; nothing was run",
+                hint="give --save a directory outside of the repository, or leave it out",
+            )
 
 
 def _checked_out(found: repository.Repository) -> str:
