@@ -120,9 +120,11 @@ def answer(text: str, failed: bool = False) -> None:
 def main() -> None:
     asked = prompt()
     jobs = json.loads((ROOT / "jobs.json").read_text())
-    # A clone's prompt holds its parent's history: what was asked last counts.
-    found = max(jobs, key=lambda word: asked.rfind(word)) if any(word in asked for word in jobs) else ""
-    if "TaskAssignment" in asked and (ROOT / "plan.json").exists():
+    # A clone's prompt holds its parent's history: what was asked last counts, without its context.
+    last = asked.rpartition("Instruction:")[2].partition("\nContext:")[0]
+    named = [(last.rfind(word) + len(word), len(word), word) for word in jobs if word in last]
+    found = max(named)[2] if named else ""
+    if "TaskAssignment" in last:
         record(asked, "plan")
         work(jobs.get("plan", []))
         answer("```json\n" + (ROOT / "plan.json").read_text() + "\n```")

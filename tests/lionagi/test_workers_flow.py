@@ -131,19 +131,20 @@ def test_a_retry_of_an_escalated_worker_has_a_lease_and_artifacts_of_its_own(
                 ["write", "first.txt", "1\n"],
                 spoken(escalation_request={"reason": "stuck", "urgency": "blocked", "context": {}}),
             ],
-            "[escalation]": [["write", "second.txt", "2\n"]],
+            "Original: job-1": [["write", "second.txt", "2\n"]],
         }
     )
     answer = leased(lionagi)
     run = lionagi.run()
     done = places(lionagi)
-    assert "[escalation]" in done, (done, answer)
-    [first], [retry] = done["job-1"], done["[escalation]"]
+    assert "Original: job-1" in done, (done, answer)
+    [first], [retry] = done["job-1"], done["Original: job-1"]
     assert retry == f"{first}-retry"
     assert world.record(run, retry)["status"] == "discarded"
-    assert (world.applied(run, retry).path / "second.txt").exists()
-    assert not (world.applied(run, retry).path / "first.txt").exists()
-    [call] = lionagi.calls("[escalation]")
+    handed_in = world.applied(run, retry).path
+    assert (handed_in / "second.txt").exists()
+    assert not (handed_in / "first.txt").exists()
+    [call] = lionagi.calls("Original: job-1")
     assert str(world.state(run) / "artifacts" / retry) in call["prompt"]
     assert_nothing_left(world, repo, run)
 
