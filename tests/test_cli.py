@@ -92,7 +92,7 @@ def test_help_is_there_in_both_spellings_with_an_example(world: World, command: 
 @pytest.mark.usefixtures("in_process")
 def test_the_example_of_every_command_is_understood_by_it(world: World, repo: Repo) -> None:
     """Design 5: an example is something one can type: the command line takes it, whatever comes of it."""
-    for command in COMMANDS:
+    for command in sorted({*COMMANDS} - {"li"}):  # it would become lionagi's
         text = " ".join(world.lionwt(command, "--help").out.split())
         example = shlex.split(text.partition("Example: ")[2])
         assert example[:2] == ["lionwt", command]

@@ -25,8 +25,9 @@ from typing import Any, Final, TypeVar
 import anyio
 
 from lionwt import answers
-from lionwt.errors import CODES, LionwtError, worst
+from lionwt.errors import CODES, LionwtError, from_os_error, worst
 from lionwt.lionagi.launch import Wishes
+from lionwt.words import count
 
 T = TypeVar("T")
 
@@ -57,6 +58,7 @@ class Leases:
     open: dict[str, Held] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     held: list[str] = field(default_factory=list)
+    changed: dict[str, int] = field(default_factory=dict)
     _asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     _refused: dict[str, LionwtError] = field(default_factory=dict)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -145,8 +147,12 @@ class Leases:
         if self.wishes.stop_after:
             words += ["--stop-after", self.wishes.stop_after]
         with anyio.CancelScope(shield=True):
-            await to_its_end(functools.partial(self._run, *words))
-        self.open.pop(held.worker_id, None)
+            await to_its_end(functools.partial(self._freeze, held.worker_id, words))
+
+    def _freeze(self, worker_id: str, words: Sequence[str]) -> None:
+        answer = self._run(*words)
+        self.changed[worker_id] = len((answer["candidate"] or {}).get("files_changed", ()))
+        self.open.pop(worker_id, None)
 
     async def finish(self, planned: Sequence[str]) -> int:
         """End what is still open, and complete every candidate: in dependency order, else as they were planned.
@@ -157,12 +163,8 @@ class Leases:
         with anyio.CancelScope(shield=True):
             for held in list(self.open.values()):
                 try:
-                    await to_its_end(
-                        functools.partial(
-                            self._run, "freeze", self.run_id, held.worker_id, "--failed", "--accept-incomplete"
-                        )
-                    )
-                    self.open.pop(held.worker_id, None)
+                    words = ["freeze", self.run_id, held.worker_id, "--failed", "--accept-incomplete"]
+                    await to_its_end(functools.partial(self._freeze, held.worker_id, words))
                 except LionwtError as error:
                     codes.append(error.exit_code)
                     tell(error)
@@ -174,14 +176,28 @@ class Leases:
 
     def _promote(self, workers: Sequence[str]) -> int:
         answer = self._ask("promote", self.run_id, *workers)
-        for record in answer.get("records", []):
-            answers.warn(_said(record))
-        for entry in answer.get("pending", []):
-            answers.warn(f"{entry['worker_id']}: {entry['message']} [{entry['code']}]")
-        if answer["error"] is not None and not answer.get("records") and not answer.get("pending"):
+        reasons = {entry["worker_id"]: f"; {entry['message']}" for entry in answer.get("outcomes", [])}
+        told = {record["lease"]["worker_id"]: self._said(record) for record in answer.get("records", [])}
+        told |= {entry["worker_id"]: f"pending; {entry['message']}" for entry in answer.get("pending", [])}
+        for worker_id in workers:
+            if worker_id in told:
+                answers.warn(f"{worker_id}: {told[worker_id]}{reasons.get(worker_id, '')}")
+        if not told and answer["error"] is not None:
             answers.warn(f"{answer['error']['message']} [{answer['error']['code']}]")
         answers.warn(f"what became of every worker: lionwt status {self.run_id}")
         return int(answer["exit_code"])
+
+    def _said(self, record: Mapping[str, Any]) -> str:
+        """What became of a worker, and where what it did is kept."""
+        if record["promoted_commit"]:
+            return f"{record['status']} as {record['promoted_commit'][:12]} on {record['lease']['target_branch']}"
+        changed = self.changed.get(record["lease"]["worker_id"])
+        if changed == 0:
+            return f"{record['status']}, it changed nothing"
+        if record["patch_ref"] is None:
+            return str(record["status"])
+        patch = Path(record["lease"]["artifact_path"]).parent / record["patch_ref"]
+        return f"{record['status']}, the patch of {count(changed or 0, 'file')} is kept in {patch}"
 
     def _run(self, *words: str, says: str | None = None) -> dict[str, Any]:
         """The answer of a command that did what was asked; raises its refusal."""
@@ -195,17 +211,20 @@ class Leases:
 
     def _ask(self, *words: str, says: str | None = None) -> dict[str, Any]:
         # In a session of its own: Ctrl-C is for lionagi, which then ends its workers in order.
-        done = subprocess.run(
-            [sys.executable, "-m", "lionwt", *words, "--json"],
-            cwd="/",
-            env=self._environment(),
-            input=says,
-            stdin=subprocess.DEVNULL if says is None else None,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "lionwt", *words, "--json"],
+                cwd="/",
+                env=self._environment(),
+                input=says,
+                stdin=subprocess.DEVNULL if says is None else None,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+                check=False,
+            )
+        except OSError as error:
+            raise from_os_error(error, f"lionwt {shlex.join(words)} could not be started") from error
         try:
             return dict(json.loads(done.stdout))
         except ValueError:
@@ -218,15 +237,6 @@ class Leases:
             name: value for name, value in os.environ.items() if name not in ("LIONAGI_WORKER_ID", "LIONAGI_RUN_ID")
         }
         return {**kept, "LIONAGI_HOME": str(self.home)}
-
-
-def _said(record: Mapping[str, Any]) -> str:
-    """One line about what became of a worker."""
-    worker, status = record["lease"]["worker_id"], record["status"]
-    if record["promoted_commit"]:
-        return f"{worker}: {status} as {record['promoted_commit'][:12]} on {record['lease']['target_branch']}"
-    kept = f", patch kept in {record['patch_ref']}" if record["patch_ref"] else ""
-    return f"{worker}: {status}{kept}"
 
 
 def tell(error: LionwtError) -> None:

@@ -232,14 +232,18 @@ async def _end(running: Orchestration, verdict: str) -> int:
     leases = running.leases
     if leases is None:
         return 0
-    if running.orchestrator is not None and running.orchestrator.worker_id in leases.open:
-        try:
+    try:
+        if running.orchestrator is not None and running.orchestrator.worker_id in leases.open:
             await leases.freeze(running.orchestrator, verdict)
-        except LionwtError as error:
-            tell(error)
+    except LionwtError as error:
+        tell(error)
     nodes = [str(node.id) for node in running.env.builder.get_graph().internal_nodes]
     planned = [running.workers[node] for node in nodes if node in running.workers]
-    return await leases.finish([ORCHESTRATOR, *planned])
+    try:
+        return await leases.finish([ORCHESTRATOR, *planned])
+    except LionwtError as error:
+        tell(error)
+        return error.exit_code
 
 
 async def _work(running: Orchestration, operation: Any, branch: Any, invoke: Callable[[], Awaitable[Any]]) -> Any:
@@ -263,8 +267,13 @@ async def _work(running: Orchestration, operation: Any, branch: Any, invoke: Cal
         raise
     finally:
         _held.reset(token)
-        with anyio.CancelScope(shield=True):
+        try:
             await leases.freeze(held, verdict)
+        except LionwtError as error:
+            # Work that could not be captured is no success; a failure or a cancellation stays what it is.
+            if verdict == "--succeeded":
+                raise
+            tell(error)
 
 
 async def _start(leases: Leases, held: Held, branch: Any) -> None:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.conftest import Answer, Repo, World
@@ -79,6 +80,14 @@ class Lionagi:
         """The one run that was opened."""
         [run] = self.runs()
         return run
+
+
+def lives(pid: int) -> bool:
+    """Whether a process is there and no zombie: in a container nobody may reap it."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ do is in ``$FAKE_DIR/jobs.json``: a word that occurs in the prompt, and steps.
 
 import json
 import os
+import subprocess
 import sys
 import time
 import uuid
@@ -75,8 +76,13 @@ def work(steps: list) -> str:
         elif verb == "wait":
             (ROOT / f"{rest[0]}.reached").touch()
             wait(lambda name=rest[0]: (ROOT / f"{name}.go").exists())
-        elif verb == "commit":
-            os.system(f"git add -A && git -c user.name=w -c user.email=w@x commit -qm '{rest[0]}'")
+        elif verb == "run":
+            subprocess.run(rest[0], shell=True, check=True, capture_output=True)
+        elif verb == "leave":  # something of its own that goes on, as a server would
+            closed = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            left = subprocess.Popen(["sh", "-c", rest[0]], start_new_session=True, **closed)
+            (ROOT / f"left-{left.pid}").write_text(str(left.pid))
+            wait(lambda: Path("clock.txt").exists())
         elif verb == "say":
             said = rest[0]
         elif verb == "fail":

@@ -10,22 +10,13 @@ import sys
 import sysconfig
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.conftest import LIONWT, Repo, World, assert_nothing_left, wait_until
-from tests.lionagi.conftest import LI, Lionagi
+from tests.lionagi.conftest import LI, Lionagi, lives
 
 FANOUT = ("o", "fanout", "claude/sonnet", "all of it", "-n", "2", "--yolo")
 JOBS = {f"job-{n}": [["write", f"new-{n}.txt", f"{n}\n"], ["wait", f"job-{n}"]] for n in (1, 2)}
-
-
-def lives(pid: int) -> bool:
-    """Whether a process is there and no zombie: in a container nobody may reap it."""
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def is_working(lionagi: Lionagi) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import LIONWT, Answer, Repo, World, assert_nothing_left, wait_until
-from tests.lionagi.conftest import Lionagi
+from tests.lionagi.conftest import Lionagi, lives
 
 #: Each reads the file, waits until all have read it, and writes it with a line of its own.
 EDIT = {f"job-{number}": [["edit", "f1.txt", f"from {number}\n", "all", 4]] for number in range(1, 5)}
@@ -65,7 +65,10 @@ def test_four_workers_edit_the_same_file_at_once_in_four_worktrees_and_leave_fou
             (applied.path / "f1.txt").read_text().endswith(f"20 of 1\nfrom {job[-1]}\n" if False else EDIT[job][0][2])
         )
         assert world.record(run, worker)["status"] == "discarded"
-        assert f"{worker}: discarded, patch kept in .lionwt/{worker}/candidate.patch" in err
+        patch = world.evidence(run, worker) / "candidate.patch"
+        assert f"lionwt: {worker}: discarded, the patch of 1 file is kept in {patch}\n" in err
+    assert "lionwt: orchestrator: discarded, it changed nothing\n" in err
+    assert f"lionwt status {run}" in err
     assert repo.head() == base
     assert_nothing_left(world, repo, run)
 
@@ -162,3 +165,71 @@ def test_the_run_and_session_of_lionagi_are_used_and_the_environment_says_who_wo
     lease = world.lease_file(run, "implementer")["lease"]
     assert (lease["session_id"], lease["artifact_path"]) == (session, str(world.state(run) / "artifacts/implementer"))
     assert Path(call["cwd"]) == Path(lease["worktree_path"])
+
+
+def test_checks_are_run_for_every_worker_and_on_every_merged_tree(world: World, repo: Repo, lionagi: Lionagi) -> None:
+    """ADR-0091 D4: a red validation never lands; what lands is what was tested."""
+    jobs = {"job-1": [["write", "red.txt", "1\n"]], "job-2": [["write", "green.txt", "2\n"]]}
+    lionagi.plan(*jobs)
+    lionagi.jobs(jobs)
+    checks = ("--check", "tests=test ! -e red.txt", "--check-merged", "whole=test -e f1.txt", "--check-timeout", "1m")
+    answer = leased(lionagi, "--policy", "merge_validated", *checks)
+    assert answer.code == 3, answer
+    run = lionagi.run()
+    red, green = (world.lease_file(run, worker) for worker in FOUR[:2])
+    assert (red["record"]["status"], red["outcome"]["code"]) == ("discarded", "validation_failed")
+    assert green["record"]["status"] == "promoted"
+    assert [check["name"] for check in green["candidate"]["validations"]] == ["tests"]
+    assert (world.evidence(run, "implementer-2") / "merged-1.log").exists()
+    assert "lionwt: implementer: discarded, the patch of 1 file is kept in" in answer.err
+    assert "; validation" in answer.err
+
+
+def test_a_landing_that_the_checkout_blocks_stays_pending_and_can_be_made_later(
+    world: World, repo: Repo, lionagi: Lionagi
+) -> None:
+    """ADR-0091 D3: the operator's files survive; the candidate stays frozen, and what to type is told."""
+    lionagi.plan("job-1")
+    lionagi.jobs({"job-1": [["write", "new.txt", "the worker's\n"]]})
+    repo.write("new.txt", "the operator's\n")
+    answer = leased(lionagi, "--policy", "merge_validated")
+    assert answer.code == 4, answer
+    run = lionagi.run()
+    assert "lionwt: implementer: pending; " in answer.err
+    assert (repo.path / "new.txt").read_text() == "the operator's\n"
+    (repo.path / "new.txt").unlink()
+    assert world.promote(run).code == 0
+    assert (repo.path / "new.txt").read_text() == "the worker's\n"
+    assert_nothing_left(world, repo, run)
+
+
+def test_what_a_worker_left_running_is_stopped_before_its_work_is_captured(
+    world: World, repo: Repo, lionagi: Lionagi
+) -> None:
+    """ADR-0091 D3: freeze stops new operations first; they are found by the ids that the adapter pinned."""
+    lionagi.plan("job-1")
+    lionagi.jobs({"job-1": [["leave", "while :; do date > clock.txt; sleep 0.01; done"]]})
+    answer = leased(lionagi, "--stop-after", "0.2s")
+    assert answer.code == 0, answer
+    run = lionagi.run()
+    [pid] = [int(path.read_text()) for path in lionagi.root.glob("left-*")]
+    assert not lives(pid)
+    assert (world.applied(run, "implementer").path / "clock.txt").exists()
+    assert_nothing_left(world, repo, run)
+
+
+def test_a_refused_lease_fails_its_worker_alone_and_nothing_falls_back(
+    world: World, repo: Repo, lionagi: Lionagi
+) -> None:
+    """ADR-0091 D1: failure to allocate is a worker startup failure, never a start in the shared checkout."""
+    lionagi.plan("job-1", "job-2")
+    lionagi.jobs(
+        {"plan": [["run", "git branch lionagi/$LIONAGI_RUN_ID/implementer"]], "job-2": [["write", "n", "2\n"]]}
+    )
+    answer = leased(lionagi, "--policy", "merge_validated")
+    assert answer.code == 1, answer
+    run = lionagi.run()
+    assert lionagi.calls("job-1") == []
+    assert world.record(run, "implementer-2")["status"] == "promoted"
+    assert not (world.state(run) / "workspaces/implementer.json").exists()
+    assert repo.status() == ""
