@@ -17,7 +17,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -85,7 +85,7 @@ class Leases:
             if asked in self._asked:
                 together = [entry for entry in self._asked if entry[1] == asked[1]]
                 self._asked = [entry for entry in self._asked if entry not in together]
-                await to_its_end(functools.partial(self._lease, [entry[0] for entry in together], asked[1]))
+                await in_a_thread(functools.partial(self._lease, [entry[0] for entry in together], asked[1]))
         if worker_id in self._refused:
             raise self._refused[worker_id]
         return self.open[worker_id]
@@ -132,7 +132,7 @@ class Leases:
     async def start(self, held: Held, granted: Mapping[str, Any]) -> None:
         """allocated → running, only when what was installed is the lease's binding."""
         grants = json.dumps(granted)
-        await to_its_end(
+        await in_a_thread(
             functools.partial(self._run, "start", self.run_id, held.worker_id, "--grants", "-", says=grants)
         )
 
@@ -146,8 +146,7 @@ class Leases:
                 words += ["--check-timeout", self.wishes.check_timeout]
         if self.wishes.stop_after:
             words += ["--stop-after", self.wishes.stop_after]
-        with anyio.CancelScope(shield=True):
-            await to_its_end(functools.partial(self._freeze, held.worker_id, words))
+        await in_a_thread(functools.partial(self._freeze, held.worker_id, words))
 
     def _freeze(self, worker_id: str, words: Sequence[str]) -> None:
         answer = self._run(*words)
@@ -160,18 +159,17 @@ class Leases:
         Returns promote's exit code.
         """
         codes = []
-        with anyio.CancelScope(shield=True):
-            for held in list(self.open.values()):
-                try:
-                    words = ["freeze", self.run_id, held.worker_id, "--failed", "--accept-incomplete"]
-                    await to_its_end(functools.partial(self._freeze, held.worker_id, words))
-                except LionwtError as error:
-                    codes.append(error.exit_code)
-                    tell(error)
-            if self.held:
-                order = {worker_id: place for place, worker_id in enumerate(planned)}
-                workers = sorted(self.held, key=lambda worker_id: order.get(worker_id, len(order)))
-                codes.append(await to_its_end(functools.partial(self._promote, workers)))
+        for held in list(self.open.values()):
+            try:
+                words = ["freeze", self.run_id, held.worker_id, "--failed", "--accept-incomplete"]
+                await in_a_thread(functools.partial(self._freeze, held.worker_id, words))
+            except LionwtError as error:
+                codes.append(error.exit_code)
+                tell(error)
+        if self.held:
+            order = {worker_id: place for place, worker_id in enumerate(planned)}
+            workers = sorted(self.held, key=lambda worker_id: order.get(worker_id, len(order)))
+            codes.append(await in_a_thread(functools.partial(self._promote, workers)))
         return worst(codes)
 
     def _promote(self, workers: Sequence[str]) -> int:
@@ -244,9 +242,14 @@ def tell(error: LionwtError) -> None:
     answers.warn(f"{error.message} [{error.code}]" + (f"; {error.hint}" if error.hint else ""))
 
 
-async def to_its_end(function: Callable[[], T]) -> T:
-    """Run ``function`` in a thread; a cancellation is raised only when it is done."""
-    job = asyncio.ensure_future(asyncio.to_thread(function))
+async def in_a_thread(function: Callable[[], T]) -> T:
+    """Run a step in a thread, to its end."""
+    return await to_its_end(asyncio.to_thread(function))
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Wait for ``work``, however often the waiting is cancelled; that is raised when the work is done."""
+    job = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not job.done():
         try:

@@ -23,13 +23,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import anyio
-
 from lionwt import answers, git, names, repository
 from lionwt.errors import LionwtError
 from lionwt.lionagi import providers, worker_seams, tools
 from lionwt.lionagi.launch import Wishes
-from lionwt.lionagi.leases import ORCHESTRATOR, Held, Leases, tell
+from lionwt.lionagi.leases import ORCHESTRATOR, Held, Leases, tell, to_its_end
 
 #: The section of a worker's instructions that says where it works; the first line is lionagi's own.
 _PLACE = """\
@@ -51,7 +49,6 @@ class Orchestration:
     env: Any = None
     orchestrator: Held | None = None
     workers: dict[str, str] = field(default_factory=dict)  # operation → worker
-    exit_code: int = 0
 
 
 _running: ContextVar[Orchestration | None] = ContextVar("lionwt_orchestration", default=None)
@@ -124,10 +121,12 @@ class Adapter:
                 raise
             finally:
                 _running.reset(token)
-                with anyio.CancelScope(shield=True):
-                    self.exit_code = await _end(running, verdict)
+                await to_its_end(self._end(running, verdict))
 
         return run_in_leases
+
+    async def _end(self, running: Orchestration, verdict: str) -> None:
+        self.exit_code = await _end(running, verdict)
 
     def setup(self, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         """The orchestration is set up: from here its run and session are known."""
@@ -195,6 +194,7 @@ async def _open(running: Orchestration, env: Any) -> None:
     running.leases, running.env = leases, env
     held = await leases.lease(leases.name(ORCHESTRATOR))
     running.orchestrator = held
+    answers.warn(f"run {env.run.run_id}: every worker gets a lease; should li die: lionwt reconcile {env.run.run_id}")
     await _start(leases, held, env.orc_branch)
     _held.set(held)
 

@@ -53,7 +53,7 @@ class Lionagi:
         return Answer(done.returncode, out, err)
 
     def popen(
-        self, *arguments: str, program: str = LI, env: dict[str, str | None] | None = None
+        self, *arguments: str, program: str = LI, env: dict[str, str | None] | None = None, **options: Any
     ) -> subprocess.Popen[str]:
         child = subprocess.Popen(
             [program, *arguments],
@@ -63,6 +63,7 @@ class Lionagi:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            **options,
         )
         self.world.children.append(child)
         return child

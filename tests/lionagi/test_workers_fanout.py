@@ -182,7 +182,7 @@ def test_checks_are_run_for_every_worker_and_on_every_merged_tree(world: World, 
     assert [check["name"] for check in green["candidate"]["validations"]] == ["tests"]
     assert (world.evidence(run, "implementer-2") / "merged-1.log").exists()
     assert "lionwt: implementer: discarded, the patch of 1 file is kept in" in answer.err
-    assert "; validation" in answer.err
+    assert "; worker 'implementer': tests failed" in answer.err
 
 
 def test_a_landing_that_the_checkout_blocks_stays_pending_and_can_be_made_later(
