@@ -153,8 +153,8 @@ class Leases:
         self.changed[worker_id] = len((answer["candidate"] or {}).get("files_changed", ()))
         self.open.pop(worker_id, None)
 
-    async def finish(self, planned: Sequence[str]) -> int:
-        """End what is still open, and complete every candidate: in dependency order, else as they were planned.
+    async def finish(self) -> int:
+        """End what is still open, and complete every candidate: in dependency order, else as they were leased.
 
         Returns promote's exit code.
         """
@@ -167,17 +167,15 @@ class Leases:
                 codes.append(error.exit_code)
                 tell(error)
         if self.held:
-            order = {worker_id: place for place, worker_id in enumerate(planned)}
-            workers = sorted(self.held, key=lambda worker_id: order.get(worker_id, len(order)))
-            codes.append(await in_a_thread(functools.partial(self._promote, workers)))
+            codes.append(await in_a_thread(self._promote))
         return worst(codes)
 
-    def _promote(self, workers: Sequence[str]) -> int:
-        answer = self._ask("promote", self.run_id, *workers)
+    def _promote(self) -> int:
+        answer = self._ask("promote", self.run_id)
         reasons = {entry["worker_id"]: f"; {entry['message']}" for entry in answer.get("outcomes", [])}
         told = {record["lease"]["worker_id"]: self._said(record) for record in answer.get("records", [])}
         told |= {entry["worker_id"]: f"pending; {entry['message']}" for entry in answer.get("pending", [])}
-        for worker_id in workers:
+        for worker_id in self.held:
             if worker_id in told:
                 answers.warn(f"{worker_id}: {told[worker_id]}{reasons.get(worker_id, '')}")
         if not told and answer["error"] is not None:

@@ -237,10 +237,8 @@ async def _end(running: Orchestration, verdict: str) -> int:
             await leases.freeze(running.orchestrator, verdict)
     except LionwtError as error:
         tell(error)
-    nodes = [str(node.id) for node in running.env.builder.get_graph().internal_nodes]
-    planned = [running.workers[node] for node in nodes if node in running.workers]
     try:
-        return await leases.finish([ORCHESTRATOR, *planned])
+        return await leases.finish()
     except LionwtError as error:
         tell(error)
         return error.exit_code

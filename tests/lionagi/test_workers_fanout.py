@@ -209,12 +209,26 @@ def test_what_a_worker_left_running_is_stopped_before_its_work_is_captured(
     """ADR-0091 D3: freeze stops new operations first; they are found by the ids that the adapter pinned."""
     lionagi.plan("job-1")
     lionagi.jobs({"job-1": [["leave", "while :; do date > clock.txt; sleep 0.01; done"]]})
-    answer = leased(lionagi, "--stop-after", "0.2s")
+    answer = leased(lionagi)
     assert answer.code == 0, answer
     run = lionagi.run()
     [pid] = [int(path.read_text()) for path in lionagi.root.glob("left-*")]
     assert not lives(pid)
     assert (world.applied(run, "implementer").path / "clock.txt").exists()
+    assert_nothing_left(world, repo, run)
+
+
+def test_a_worker_that_may_leave_nothing_running_and_does_has_failed(
+    world: World, repo: Repo, lionagi: Lionagi
+) -> None:
+    """Design 7: with --stop-after 0 a freeze is busy, naming them; the lease is ended all the same."""
+    lionagi.plan("job-1")
+    lionagi.jobs({"job-1": [["leave", "while :; do date > clock.txt; sleep 0.01; done"]]})
+    answer = leased(lionagi, "--stop-after", "0")
+    assert answer.code == 1, answer
+    run = lionagi.run()
+    assert world.lease_file(run, "implementer")["candidate"]["worker_succeeded"] is False
+    assert world.record(run, "implementer")["status"] == "discarded"
     assert_nothing_left(world, repo, run)
 
 
