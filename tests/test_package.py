@@ -55,7 +55,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("promote",),
     ("reconcile",),
     ("reap",),
-    ("coordinator", "reports", "lionagi", "lionagi.launch"),
+    ("coordinator", "reports", "lionagi.launch"),
     ("lionagi.leases",),
     ("lionagi.providers", "lionagi.tools"),
     ("lionagi.worker_seams",),

@@ -25,7 +25,7 @@ from typing import Any
 
 from lionwt import answers, git, names, repository
 from lionwt.errors import LionwtError
-from lionwt.lionagi import providers, worker_seams, tools
+from lionwt.lionagi import providers, tools, worker_seams
 from lionwt.lionagi.launch import Wishes
 from lionwt.lionagi.leases import ORCHESTRATOR, Held, Leases, tell, to_its_end
 
