@@ -9,9 +9,7 @@ README's copy is generated from it and a test compares the two.
 from __future__ import annotations
 
 import re
-from typing import Final
-
-from lionwt.values import Value
+from typing import Final, NamedTuple
 
 OK: Final = 0
 BUG: Final = 1
@@ -41,7 +39,7 @@ EXIT_MEANINGS: Final[dict[int, str]] = {
 }
 
 
-class Code(Value, frozen=True):
+class Code(NamedTuple):
     """One row of the table: the exit code and the meaning of an error word."""
 
     exit_code: int
