@@ -19,9 +19,11 @@ There are three ways to stand in front of a repository:
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,7 +51,8 @@ MINIMUM: Final = (2, 38)
 # Each entry answers a way in which an inherited environment or a worker's
 # configuration makes git act elsewhere, wait for somebody, or run a program.
 _CLOSED: Final[dict[str, str]] = {
-    "LC_ALL": "C.UTF-8",  # messages in one language, names as bytes
+    "LANG": "C",  # messages in one language; each locale file that is not read is time
+    "LC_CTYPE": "C.UTF-8",  # for the operator's filter programs
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_GLOBAL": "/dev/null",
     "GIT_ATTR_NOSYSTEM": "1",
@@ -150,7 +153,12 @@ class Git(Value, frozen=True):
         Raises ``git_failed`` for an exit status not in ``ok``, ``git_timeout``
         when it had to be stopped, ``git_unsupported`` when there is no git.
         """
-        command: list[str | bytes] = ["git", *_ALWAYS, *self.flags, *(os.fspath(word) for word in arguments)]
+        command: list[str | bytes] = [
+            _program(self.env["PATH"]),
+            *_ALWAYS,
+            *self.flags,
+            *(os.fspath(word) for word in arguments),
+        ]
         with contextlib.ExitStack() as files_of_it:
             errors = files_of_it.enter_context(_unnamed_file())
             printed = stdout or files_of_it.enter_context(_unnamed_file())
@@ -223,6 +231,12 @@ class Git(Value, frozen=True):
         if not _OID.fullmatch(out):
             raise LionwtError("git_failed", f"git {_verb(arguments)} printed no object id: {out[:80]!r}")
         return out.decode("ascii")
+
+
+@functools.cache
+def _program(path: str) -> str:
+    """git's own path: a child would try every directory of PATH anew."""
+    return shutil.which("git", path=path) or "git"
 
 
 def _unnamed_file() -> IO[bytes]:
