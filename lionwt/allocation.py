@@ -30,6 +30,8 @@ from lionwt.values import State
 
 #: An index beyond this size (bytes; some thousands of files) is worth waiting for.
 _LARGE_INDEX: Final = 256 << 10
+#: A file system's clock may stand this far (seconds) behind the system's.
+_TICK: Final = 0.03
 
 
 class Made(State):
@@ -107,8 +109,8 @@ def _let_the_second_pass(run: Run, files: list[LeaseFile], identities: list[Iden
         return
     newest = max(index.stat().st_mtime_ns for index in large) // 10**9
     wait = newest + 1 - time.time()
-    if 0 < wait <= 1:
-        time.sleep(wait)
+    if -_TICK < wait <= 1:
+        time.sleep(wait + _TICK)
     for index in large:
         os.utime(index)
 

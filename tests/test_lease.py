@@ -812,3 +812,18 @@ def test_a_sha256_repository_and_packed_refs_are_leased_like_any_other(world: Wo
     worker = world.lease("r1", "w1", start=False)["w1"]
     assert len(worker.head()) == 64
     assert worker.status() == ""
+
+
+def test_the_index_of_a_large_worktree_has_a_second_of_its_own(world: World, repo: Repo) -> None:
+    """git reads every file of its index's own second again, at every look: a lease of many files waits it out."""
+    for number in range(3000):
+        repo.write(
+            f"many/{number % 50:02d}/{number:04d}-with-a-name-of-some-length-for-a-large-index.txt", f"{number}\n"
+        )
+    repo.commit("many files")
+    worker = world.lease("r1", "w1")["w1"]
+    newest = max(int(os.stat(path).st_mtime) for path in worker.path.glob("many/*/*"))
+    saved = world.state("r1") / "git/lionwt/w1.index"
+    for index in (Path(world.lease_file("r1", "w1")["identity"]["admin_dir"], "index"), saved):
+        assert int(os.stat(index).st_mtime) > newest
+    assert world.freeze("r1", "w1").code == 0
