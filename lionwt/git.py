@@ -335,9 +335,15 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
+@functools.cache
+def _safe_path(path: str) -> str:
+    """PATH without what is relative or empty: a child stands in the worktree, where such a name is the worker's."""
+    return os.pathsep.join(entry for entry in path.split(os.pathsep) if os.path.isabs(entry)) or os.defpath
+
+
 def _base_env() -> dict[str, str]:
     return {
-        "PATH": os.environ.get("PATH", os.defpath),
+        "PATH": _safe_path(os.environ.get("PATH", os.defpath)),
         # Filter programs of the operator may need it; git itself reads nothing there.
         "HOME": os.environ.get("HOME", "/"),
         **_CLOSED,

@@ -540,3 +540,17 @@ def test_no_artifact_path_reaches_lionwts_state_or_the_repository(
     assert (answer.code, answer.error) == (3, "path_unsafe"), answer
     assert worker in answer.json["error"]["message"]
     assert os.listdir(state) == ["run.json"] and repo.snapshot() == before
+
+
+@pytest.mark.parametrize("entry", [".", "", "bin"])
+def test_a_relative_entry_of_path_never_leads_into_the_worktree(world: World, repo: Repo, entry: str) -> None:
+    """Invariant 22: git and what it starts stand in the worktree, where the worker's programs lie."""
+    world.env["PATH"] = f"{entry}:{world.env['PATH']}"
+    worker = world.lease("r1", "w1")["w1"]
+    mark = world.root / "ran"
+    for place in ("git", "bin/git"):
+        worker.write(place, f"#!/bin/sh\ntouch {mark}\nexit 1\n")
+        (worker.path / place).chmod(0o755)
+    assert world.freeze("r1", "w1").code == 0
+    assert world.promote("r1").code == 0
+    assert not mark.exists()
