@@ -11,7 +11,6 @@ by construction and not by a list of special cases.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import stat
@@ -132,26 +131,21 @@ class Capturer:
 
     def _first_look(self) -> tuple[Walk, _WorkerIndex, list[bytes]]:
         """The walk, the worker's index, and what git finds changed: side by side, since each waits for the disk."""
-        stopped, stop = os.pipe()
-        with contextlib.ExitStack() as ending:
-            ending.callback(os.close, stopped)
-            dirty = ending.enter_context(meanwhile(lambda: self._dirty(self.git.stopped_by(stopped))))
-            # Whatever fails here stops that git before it is waited for: it may hang on what the walk finds.
-            ending.callback(os.close, stop)
-            index = ending.enter_context(meanwhile(self._worker_index))
+        with meanwhile(self._dirty) as dirty, meanwhile(self._worker_index) as index:
             walk = walk_tree(self.root)
+            # A git that hangs on what is refused here is stopped.
             require_readable_rules(self.root, walk)
             require_readable_repositories(self.root, walk)
             return walk, index(), dirty()
 
     def _settle(self) -> _Settled:
         """The index as it is now, its tree, and what still differs on the disk: the second look."""
-        with (
-            meanwhile(lambda: self._dirty(self.git)) as dirty,
-            meanwhile(lambda: self.git.oid("write-tree", timeout=git.CONTENT)) as tree,
-        ):
+        with meanwhile(self._dirty) as dirty, meanwhile(self._write_tree) as tree:
             entries = self._entries()
             return _Settled(entries, tree(), dirty())
+
+    def _write_tree(self, stopped: int) -> str:
+        return self.git.stopped_by(stopped).oid("write-tree", timeout=git.CONTENT)
 
     def _result(
         self,
@@ -324,9 +318,9 @@ class Capturer:
         )
         return frozenset(row.partition(b"\n")[2] for row in git.records(listed.out))
 
-    def _dirty(self, looking: git.Git) -> list[bytes]:
+    def _dirty(self, stopped: int) -> list[bytes]:
         """Every path whose stat differs, also one that a conversion makes equal again: its raw content may be work."""
-        listed = looking.run(
+        listed = self.git.stopped_by(stopped).run(
             "diff-files", "-z", "--raw", "--ignore-submodules=dirty", "--no-ext-diff", timeout=git.CONTENT
         )
         rows = git.records(listed.out)
@@ -402,7 +396,7 @@ class Capturer:
             return None
         return seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
 
-    def _worker_index(self) -> _WorkerIndex:
+    def _worker_index(self, stopped: int) -> _WorkerIndex:
         if not self.admin.exists():
             return _WorkerIndex(Listing())  # somebody removed the registration
         index = self.admin / "index"
@@ -413,7 +407,7 @@ class Capturer:
                 return _WorkerIndex(Listing(), f"{index} is torn")
         except OSError as error:
             return _WorkerIndex(Listing(), f"{index}: {error.strerror}")
-        listed = self.worker_git.run(*LIST, ok=(0, 128), timeout=git.CONTENT)
+        listed = self.worker_git.stopped_by(stopped).run(*LIST, ok=(0, 128), timeout=git.CONTENT)
         if listed.code:
             return _WorkerIndex(Listing(), git.text(listed.err).strip())
         return _WorkerIndex(Listing(listed.out, self.run.object_format))

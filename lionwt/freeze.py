@@ -11,7 +11,6 @@ can be repeated.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -181,7 +180,10 @@ def capture_evidence(run: Run, file: LeaseFile, identity: Identity, verdict: Ver
             private = run.private()
             patch = Patch(*evidence.write_patch(private, run.file.base_sha, capture.tree, scratch / PATCH))
             changes = evidence.changes_between(private, run.file.base_sha, capture.tree)
-            prove = functools.partial(evidence.prove, private, changes, scratch / "proof", scratch / PATCH, patch.size)
+
+            def prove(stopped: int) -> None:
+                evidence.prove(private.stopped_by(stopped), changes, scratch / "proof", scratch / PATCH, patch.size)
+
             with meanwhile(prove) as proven:
                 proof = _write_evidence(
                     run, file, identity, verdict, capture, patch, changes, proven, scratch, target, began_ns, ran

@@ -163,12 +163,15 @@ def _drop_sparse_settings(admin: Path) -> None:
             editor.run("config", "--file", config, "--unset-all", key, ok=(0, 5))
 
 
-def populate(run: RunFile, paths: names.RunPaths, worker_id: str, identity: Identity) -> None:
-    """Fill a registered worktree from the base, and keep its index for the freeze."""
+def populate(run: RunFile, paths: names.RunPaths, worker_id: str, identity: Identity, stopped: int) -> None:
+    """Fill a registered worktree from the base, and keep its index for the freeze.
+
+    Given up as soon as ``stopped`` can be read.
+    """
     path = names.worktree_path(Path(run.main_worktree.path), run.run_id, worker_id)
     index = Path(identity.admin_dir) / "index"
     private = git.private(paths.git_dir, run.common_dir.path, work_tree=path, index=index)
-    private.run("read-tree", "-m", "-u", run.base_sha, timeout=git.CONTENT)
+    private.stopped_by(stopped).run("read-tree", "-m", "-u", run.base_sha, timeout=git.CONTENT)
     saved = paths.saved_index(worker_id)
     copy_index(index, saved)
     saved.chmod(0o600)

@@ -13,7 +13,7 @@ import pytest
 
 from lionwt import LionwtError
 from lionwt.snapshot import read_operator_config
-from tests.conftest import Answer, Repo, World
+from tests.conftest import Answer, Repo, World, wait_until
 
 
 def lease(world: World, *arguments: str, run: str = "r1", **options: object) -> Answer:
@@ -587,6 +587,26 @@ def test_a_signal_in_the_middle_undoes_the_lease(world: World, repo: Repo, endin
         child.send_signal(signal.SIGCONT)
         child.communicate(timeout=60)
     assert child.returncode == 128 + ending
+    assert traces(world, repo) == []
+
+
+def test_a_signal_ends_a_lease_whose_filters_hang(world: World, repo: Repo) -> None:
+    """Invariant 24: every wait is bounded, also for what is done beside the one that the signal met."""
+    marks = world.root / "marks"
+    marks.mkdir()
+    world.config("filter.slow.smudge", f"touch {marks}/$$; exec sleep 300")
+    repo.commit(**{".gitattributes": "slow.txt filter=slow\n", "slow.txt": "1\n"})
+    child = world.popen("lease", "r1", "-w", "w1", "-w", "w2", "--target", "work", "--json")
+    try:
+        wait_until(lambda: len(list(marks.iterdir())) == 2)
+        child.send_signal(signal.SIGTERM)
+        child.communicate(timeout=30)
+    finally:
+        child.kill()
+        child.communicate()
+        for mark in marks.iterdir():
+            os.kill(int(mark.name), signal.SIGKILL)
+    assert child.returncode == 128 + signal.SIGTERM
     assert traces(world, repo) == []
 
 
