@@ -636,7 +636,7 @@ def test_a_file_left_behind_by_a_deleted_database_is_not_taken_for_the_new_ones(
 def test_a_path_that_is_no_text_stands_in_its_row_and_comes_back(world: World, where: str) -> None:
     """Design section 3: any path round-trips, also through a database that knows no surrogates."""
     world.lionagi_home.mkdir()
-    paths = names.RunPaths("r1", Path(os.fsdecode(b"/tmp/\xff \xc3\xa4\"'\\\n")), Path("/tmp/a"))
+    paths = names.RunPaths("r1", Path(os.fsdecode(b"/srv/\xff \xc3\xa4\"'\\\n")), Path("/srv/a"))
     with contextlib.closing(ReadModel(where, pytest.fail)) as model:
         model.put([row_of("w1", state_root=readmodel._ascii(str(paths.state_root)))])
         [row] = model.rows() or ()
