@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from lionwt.capture import Capturer
 from tests.conftest import Repo, World, files_of, wait_until
 
 #: Processes are known by these ids all over the machine, so no other test may have them.
@@ -543,3 +544,20 @@ def test_nobody_else_reads_the_evidence_whatever_the_umask(world: World, repo: R
     modes = {path.name: path.stat().st_mode & 0o777 for path in world.evidence("r1", "w1").iterdir()}
     assert {"candidate.patch", "manifest.json", "saved.tar", "commits.bundle"} == set(modes)
     assert set(modes.values()) == {0o600}, modes
+
+
+def test_a_file_that_comes_between_the_looks_is_in_the_candidate(
+    world: World, repo: Repo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Design 7, freeze 2: looks are repeated until two agree; no command line can hit that moment for sure."""
+    worker = world.lease("r1", "w1")["w1"]
+    settle = Capturer._settle
+
+    def settle_and_write(self: Capturer) -> object:
+        settled = settle(self)
+        worker.write("late.txt", "late\n")
+        return settled
+
+    monkeypatch.setattr(Capturer, "_settle", settle_and_write)
+    world.freeze_now("r1", "w1")
+    assert world.lease_file("r1", "w1")["candidate"]["files_changed"] == ["late.txt"]
