@@ -59,6 +59,31 @@ def test_a_branch_that_is_checked_out_elsewhere_is_kept(world: World, repo: Repo
     assert repo.git("-C", other, "status", "--porcelain") == "" and repo.head("lionagi/r1/w1")
 
 
+def test_a_branch_that_the_checkout_itself_has_through_a_symlink_is_kept(world: World, repo: Repo) -> None:
+    """The same for the main worktree, and for a HEAD as core.preferSymlinkRefs makes it."""
+    world.frozen("r1", {"w1": NEW}, policy="patch_only")
+    repo.git("-c", "core.preferSymlinkRefs=true", "symbolic-ref", "HEAD", "refs/heads/lionagi/r1/w1")
+    assert (repo.path / ".git" / "HEAD").is_symlink()
+    answer = world.promote("r1")
+    assert (answer.code, answer.error) == (5, "teardown_failed"), answer
+    assert f"checked out at {repo.path}" in answer.json["error"]["message"]
+    repo.git("symbolic-ref", "HEAD", "refs/heads/work")
+    assert world.lionwt(*RECONCILE).code == 0 and world.leftovers("r1", repo) == []
+
+
+def test_a_branch_of_rubbish_is_not_said_to_be_deleted(world: World, repo: Repo) -> None:
+    """ADR-0091 D5: removal is observed; a ref file that git cannot read is still there."""
+    world.frozen("r1", {"w1": NEW}, policy="patch_only")
+    ref = repo.path / ".git" / "refs" / "heads" / "lionagi" / "r1" / "w1"
+    ref.write_text("rubbish\n")
+    answer = world.promote("r1")
+    assert (answer.code, answer.error) == (5, "teardown_failed"), answer
+    assert str(ref) in answer.json["error"]["message"] and ref.read_text() == "rubbish\n"
+    assert not world.record("r1", "w1")["branch_deleted"]
+    ref.unlink()
+    assert world.lionwt(*RECONCILE).code == 0 and world.leftovers("r1", repo) == []
+
+
 def test_what_is_absent_already_counts_as_removed(world: World, repo: Repo) -> None:
     """ADR-0091 D5: repeated teardown treats already-absent, record-matching resources as successful; case 100."""
     leased = world.frozen("r1", {name: {f"{name}.txt": "x\n"} for name in ("tree", "registration", "branch", "all")})
