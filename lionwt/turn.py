@@ -923,10 +923,10 @@ async def _end_streams(context: TurnExecutionContext) -> CancelledError | None:
     for place in tuple(context._streams):
         steps = None if place.steps is None else place.steps()
         closing: Future[None]
+        if place not in context._streams or (steps is not None and steps.ag_running):
+            continue  # it has ended meanwhile, or whoever is at it cannot be waited for: its next step ends it
         if steps is None:
             closing = place.ended = get_running_loop().create_future()
-        elif steps.ag_running:  # by who cannot be waited for: its next step ends it
-            continue
         else:
             place.cut = True
             closing = _spawn(steps.aclose)

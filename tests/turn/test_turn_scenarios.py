@@ -702,7 +702,7 @@ async def test_a_nested_stream_ends_with_its_turn(turn: Any, owner: str) -> None
     await assert_idle(turn, host)
 
 
-@pytest.mark.parametrize("owner", ["coroutine", "stream"])
+@pytest.mark.parametrize("owner", ["coroutine", "stream", "source"])
 async def test_a_nested_stream_that_was_dropped_is_closed_before_the_terminal(turn: Any, owner: str) -> None:
     """D4: what its turn has started has ended, though nobody holds the stream any more."""
     host = Host(turn)
@@ -716,12 +716,17 @@ async def test_a_nested_stream_that_was_dropped_is_closed_before_the_terminal(tu
             log.append("closed")
 
     async def body(scope: Any) -> None:
-        async for _ in turn.stream_in_turn(host, invoke=inner):
-            break
+        for _ in range(3):  # they are closed beside each other
+            async for _ in turn.stream_in_turn(host, invoke=inner):
+                break
 
     async def source(scope: Any) -> Any:
+        await body(scope)
+        yield 0
+
+    async def passing(scope: Any) -> Any:
         async for item in turn.stream_in_turn(host, invoke=inner):
-            yield item
+            yield item  # closing it drops what it iterates over
 
     async def terminal(_: Any) -> None:
         log.append("terminal")
@@ -730,10 +735,10 @@ async def test_a_nested_stream_that_was_dropped_is_closed_before_the_terminal(tu
     if owner == "coroutine":
         await soon(turn.run_in_turn(host, invoke=body))
     else:
-        outer = turn.stream_in_turn(host, invoke=source)
+        outer = turn.stream_in_turn(host, invoke=source if owner == "stream" else passing)
         await outer.__anext__()
         await soon(outer.aclose())
-    assert log == ["closed", "terminal"]
+    assert log == ["closed"] * (1 if owner == "source" else 3) + ["terminal"]
     await assert_idle(turn, host)
 
 
