@@ -113,6 +113,29 @@ def test_a_file_that_appears_where_one_is_about_to_be_written_stays(
     require_theirs(world, landing, name, theirs)
 
 
+@pytest.mark.parametrize("name", ["a.txt", "new.txt", "z.txt"])
+def test_a_file_that_appears_while_git_writes_its_neighbours_stays(world: World, repo: Repo, name: str) -> None:
+    """Invariant 14: the last look before each file is git's own; here the filter of one makes another."""
+    marker = world.root / "landing"
+    made = repo.path / name
+    world.config("filter.saving.smudge", f"sh -c 'if [ -e {marker} ]; then printf mine > {made}; fi; cat'")
+    world.config("filter.saving.clean", "cat")
+    repo.commit("a filter", **{".gitattributes": "new.txt filter=saving\n"})
+    worker = world.lease("r1", "w1")["w1"]
+    for new in ("a.txt", "new.txt", "z.txt"):
+        worker.write(new, NEW)
+    world.freeze_now("r1", "w1")
+    marker.touch()
+    answer = world.promote("r1")
+    if name == "a.txt":  # it had been written already: the edit of a new version, like any
+        assert answer.code == 0, answer
+    else:
+        assert (answer.code, answer.error) == (4, "checkout_behind"), answer
+    assert made.read_text() == "mine"
+    assert repo.status().split() in (["M", name], [])
+    assert world.leftovers("r1", repo) == []
+
+
 @pytest.mark.parametrize("name", ["f1.txt", "gone.txt"])
 @pytest.mark.parametrize("point", ["promote.set_aside", "promote.files_written"])
 def test_what_an_editor_still_writes_into_the_old_file_is_put_back(

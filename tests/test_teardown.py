@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import LIONWT, Answer, Repo, World, go_on, unprivileged
+from tests.conftest import LIONWT, Answer, Repo, World, go_on, unprivileged, wait_until
 
 NEW = {"new.txt": "new\n"}
 RECONCILE = ("reconcile", "r1", "--json", "--takeover")
@@ -645,3 +646,26 @@ def test_the_run_of_another_user_is_refused_as_theirs(world: World, repo: Repo) 
     finally:
         state.chmod(0o700)
     assert world.state_bytes("r1") == before
+
+
+def test_what_still_writes_into_a_removed_tree_does_not_leave_it_behind(world: World, repo: Repo) -> None:
+    """ADR-0091 D5: the git of a dead lease goes on for a while, in the tree that is being deleted."""
+    arguments = ("lease", "r1", "-w", "w1", "--target", "work", "--owner-pid", "none")
+    killed = world.lionwt(*arguments, env={"LIONWT_FAULT": "lease.populated:kill"})
+    assert killed.code == -9
+    writes = """
+import os, time
+ends = time.monotonic() + 3
+for number in range(10**6):
+    os.makedirs(f"d{number}/e")
+    if time.monotonic() > ends:
+        break
+"""
+    tree = repo.path / ".worktrees/lionagi/r1/w1"
+    writer = subprocess.Popen([sys.executable, "-c", writes], cwd=tree, stderr=subprocess.DEVNULL)
+    try:
+        wait_until((tree / "d9").exists)
+        assert world.lionwt(*RECONCILE).code == 0
+    finally:
+        writer.wait(30)
+    assert world.leftovers("r1", repo) == []
