@@ -248,12 +248,18 @@ def _signal(worker: Worker, run: RunPaths, worker_id: str, number: signal.Signal
             os.close(handle)
 
 
-def alive(worker_id: str, found: list[Worker], doing: str, left: str = "nothing was changed") -> LionwtError:
+def alive(
+    worker_id: str,
+    found: list[Worker],
+    doing: str,
+    left: str = "nothing was changed",
+    hint: str = "let it end or stop it, then run the same command again",
+) -> LionwtError:
     who = words.some((f"{worker.name} (pid {worker.pid})" for worker in found), 8)
     return LionwtError(
         "worker_alive",
         f"{who} {doing} of {worker_id!r}; {left}",
-        hint="let it end or stop it, then run the same command again",
+        hint=hint,
         diagnostics={"pids": [worker.pid for worker in found]},
     )
 

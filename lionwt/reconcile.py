@@ -302,7 +302,12 @@ def _require_abandoned(run: Run, files: list[LeaseFile], takeover: bool) -> None
     alive = processes.of_run(run.paths)
     for file in open_files:
         if file.worker_id in alive:
-            raise processes.alive(file.worker_id, alive[file.worker_id], "still works in the lease")
+            raise processes.alive(
+                file.worker_id,
+                alive[file.worker_id],
+                "still works in the lease",
+                hint=f"let it end, or have it stopped: lionwt reconcile {run.argument} --takeover",
+            )
 
 
 def _carry_out(

@@ -327,6 +327,15 @@ def _what_became(file: LeaseFile | None) -> list[str]:
         found.append(f"landed on {record.lease.target_branch} as {record.promoted_commit[:12]}")
     if record.status == "discarded" and outcome is not None and outcome.message:
         found.append(outcome.message)
+    elif record.status == "discarded" and file.candidate is not None and not file.candidate.worker_succeeded:
+        found.append("the worker " + ("was cancelled" if file.candidate.cancelled else "failed"))
+    if (
+        record.status == "discarded"
+        and record.patch_ref
+        and file.candidate is not None
+        and file.candidate.files_changed
+    ):
+        found.append(f"its patch is kept in {record.lease.artifact_path.parent / record.patch_ref}")
     if record.status == "retained":
         found.append(f"{record.lease.worktree_path} is kept until {_time(record.retention_until)}")
     return found

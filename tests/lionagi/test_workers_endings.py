@@ -89,6 +89,7 @@ def test_after_kill_9_reconcile_with_lionagis_run_id_alone_ends_every_lease(
     try:
         busy = world.lionwt("reconcile", run, "--json")
         assert (busy.code, busy.error) == (6, "worker_alive")
+        assert busy.json["error"]["hint"].endswith(f"have it stopped: lionwt reconcile {run} --takeover")
         assert (repo.path / ".worktrees/lionagi" / run / "implementer/new-1.txt").exists()
     finally:
         for job in JOBS:
