@@ -60,7 +60,7 @@ class Leases:
     held: list[str] = field(default_factory=list)
     changed: dict[str, int] = field(default_factory=dict)
     _asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-    _refused: dict[str, LionwtError] = field(default_factory=dict)
+    _troubles: dict[str, LionwtError] = field(default_factory=dict)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def name(self, wanted: str) -> str:
@@ -86,8 +86,8 @@ class Leases:
                 together = [entry for entry in self._asked if entry[1] == asked[1]]
                 self._asked = [entry for entry in self._asked if entry not in together]
                 await in_a_thread(functools.partial(self._lease, [entry[0] for entry in together], asked[1]))
-        if worker_id in self._refused:
-            raise self._refused[worker_id]
+        if worker_id not in self.open:
+            raise self._troubles[worker_id]
         return self.open[worker_id]
 
     def _lease(self, workers: Sequence[str], after: Sequence[str]) -> None:
@@ -98,7 +98,7 @@ class Leases:
             answer = self._run(*words)
         except LionwtError as error:
             if len(workers) == 1:
-                self._refused[workers[0]] = error
+                self.note(workers[0], error)
             else:  # all or none: whoever is not in the way gets one
                 for worker_id in workers:
                     self._lease([worker_id], after)
@@ -128,6 +128,11 @@ class Leases:
         if wishes.check_merged and wishes.check_timeout:
             words += ["--check-timeout", wishes.check_timeout]
         return words
+
+    def note(self, worker_id: str, error: BaseException) -> None:
+        """Keep lionwt's own reason for a worker's end, the first one, to be told: lionagi says only that it failed."""
+        if isinstance(error, LionwtError):
+            self._troubles.setdefault(worker_id, error)
 
     async def start(self, held: Held, granted: Mapping[str, Any]) -> None:
         """allocated → running, only when what was installed is the lease's binding."""
@@ -173,17 +178,21 @@ class Leases:
     def _promote(self) -> int:
         answer = self._ask("promote", self.run_id)
         reasons = {entry["worker_id"]: f"; {entry['message']}" for entry in answer.get("outcomes", [])}
-        told = {record["lease"]["worker_id"]: self._said(record) for record in answer.get("records", [])}
+        told = {record["lease"]["worker_id"]: self._became(record) for record in answer.get("records", [])}
         told |= {entry["worker_id"]: f"pending; {entry['message']}" for entry in answer.get("pending", [])}
-        for worker_id in self.held:
+        for worker_id in dict.fromkeys((*self.held, *self._troubles)):
+            if worker_id not in self.held:
+                told[worker_id] = "had no lease"
             if worker_id in told:
-                answers.warn(f"{worker_id}: {told[worker_id]}{reasons.get(worker_id, '')}")
+                trouble = self._troubles.get(worker_id)
+                why = f"; {_said(trouble)}" if trouble else reasons.get(worker_id, "")
+                answers.warn(f"{worker_id}: {told[worker_id]}{why}")
         if not told and answer["error"] is not None:
             answers.warn(f"{answer['error']['message']} [{answer['error']['code']}]")
         answers.warn(f"what became of every worker: lionwt status {self.run_id}")
         return int(answer["exit_code"])
 
-    def _said(self, record: Mapping[str, Any]) -> str:
+    def _became(self, record: Mapping[str, Any]) -> str:
         """What became of a worker, and where what it did is kept."""
         if record["promoted_commit"]:
             return f"{record['status']} as {record['promoted_commit'][:12]} on {record['lease']['target_branch']}"
@@ -237,7 +246,11 @@ class Leases:
 
 def tell(error: LionwtError) -> None:
     """Say a refusal and what to type next on stderr."""
-    answers.warn(f"{error.message} [{error.code}]" + (f"; {error.hint}" if error.hint else ""))
+    answers.warn(_said(error))
+
+
+def _said(error: LionwtError) -> str:
+    return f"{error.message} [{error.code}]" + (f"; {error.hint}" if error.hint else "")
 
 
 async def in_a_thread(function: Callable[[], T]) -> T:

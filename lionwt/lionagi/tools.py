@@ -42,7 +42,7 @@ def bind(branch: Any, held: Held) -> None:
         raise LionwtError(
             "grants_mismatch",
             f"{held.worker_id!r} has tools that no lease confines ({', '.join(free)}); it was not started",
-            hint="take them from the agent's profile",
+            hint="remove them from the agent's profile",
         )
     registry.update(bound)
 

@@ -26,6 +26,7 @@ _ORCHESTRATE: Final = "lionagi.cli.orchestrate"
 SEAMS: Final[tuple[tuple[str, str, str], ...]] = (
     (f"{_ORCHESTRATE}._orchestration", "setup_orchestration", "a6413ddd4acc8592"),
     (f"{_ORCHESTRATE}._orchestration", "build_worker_branch", "e672e45a30c256da"),
+    (f"{_ORCHESTRATE}._orchestration", "OrchestrationEnv.assign_name", "43251f253c16a245"),
     (f"{_ORCHESTRATE}.fanout", "_run_fanout", "dadea40bdc6c82ad"),
     (f"{_ORCHESTRATE}.fanout", "_run_fanout_inner", "a93044db590dd539"),
     (f"{_ORCHESTRATE}.fanout", "_fresh_synthesis_branch", "3a43848918c0645f"),

@@ -45,6 +45,7 @@ class Orchestration:
     """One run of ``li o fanout`` or ``li o flow``; ``env`` is lionagi's, once it is set up."""
 
     wishes: Wishes
+    planned: frozenset[str] = frozenset()  # the workers of the run that is resumed
     leases: Leases | None = None
     env: Any = None
     orchestrator: Held | None = None
@@ -107,17 +108,15 @@ class Adapter:
                     hint="leave --team-mode and --team-attach out, or run li without lionwt",
                 )
             _refuse_shared_artifacts(named.get("save_dir"), named.get("cwd"))
-            running = Orchestration(self.wishes)
+            plan = (named.get("resume_checkpoint") or {}).get("plan") or ()
+            running = Orchestration(self.wishes, planned=frozenset(entry.get("agent_id", "") for entry in plan))
             token = _running.set(running)
-            verdict = "--failed"
             try:
                 result = await original(*arguments, **named)
                 verdict = "--succeeded" if result[1] == "completed" else "--failed"
                 return result
-            except Exception:
-                raise
-            except BaseException:
-                verdict = "--cancelled"
+            except BaseException as error:
+                verdict = _verdict(error)
                 raise
             finally:
                 _running.reset(token)
@@ -160,12 +159,18 @@ class Adapter:
 
         @functools.wraps(original)
         def start_in_lease(cmd: list[str], *, cwd: Any = None, env: Any = None, **named: Any) -> Any:
-            held = _held.get()
+            held, running = _held.get(), _running.get()
             if held is None:
-                if _running.get() is not None:
+                if running is not None:
                     raise LionwtError("grants_mismatch", "a provider would be started without a lease; it was not")
+                answers.warn(f"{named.get('engine')} works without a lease: only li o fanout and li o flow have them")
                 return original(cmd, cwd=cwd, env=env, **named)
-            providers.confined(cmd, cwd, named.get("engine"), held)
+            try:
+                providers.confined(cmd, cwd, named.get("engine"), held)
+            except LionwtError as error:
+                if running is not None and running.leases is not None:
+                    running.leases.note(held.worker_id, error)
+                raise
             return original(cmd, cwd=held.worktree, env=providers.environment(env, held), **named)
 
         return start_in_lease
@@ -192,7 +197,11 @@ async def _open(running: Orchestration, env: Any) -> None:
         wishes=running.wishes if running.wishes.target else replace(running.wishes, target=_checked_out(found)),
     )
     running.leases, running.env = leases, env
-    held = await leases.lease(leases.name(ORCHESTRATOR))
+    # Taken as lionagi takes its workers' names: a worker of that role gets another, and its artifacts with it.
+    name = env.assign_name(ORCHESTRATOR)
+    while name in running.planned:
+        name = env.assign_name(ORCHESTRATOR)
+    held = await leases.lease(leases.name(name))
     running.orchestrator = held
     answers.warn(f"run {env.run.run_id}: every worker gets a lease; should li die: lionwt reconcile {env.run.run_id}")
     await _start(leases, held, env.orc_branch)
@@ -252,26 +261,29 @@ async def _work(running: Orchestration, operation: Any, branch: Any, invoke: Cal
     held = await leases.lease(worker_id, _predecessors(running, operation))
     running.workers[str(operation.id)] = worker_id
     token = _held.set(held)
-    verdict = "--failed"
     try:
         await _start(leases, held, branch)
         result = await invoke()
         verdict = "--succeeded"
         return result
-    except Exception:
-        raise
-    except BaseException:
-        verdict = "--cancelled"
+    except BaseException as error:
+        verdict = _verdict(error)
+        leases.note(worker_id, error)
         raise
     finally:
         _held.reset(token)
         try:
             await leases.freeze(held, verdict)
         except LionwtError as error:
+            leases.note(worker_id, error)
             # Work that could not be captured is no success; a failure or a cancellation stays what it is.
             if verdict == "--succeeded":
                 raise
-            tell(error)
+
+
+def _verdict(error: BaseException) -> str:
+    """What whoever raised ``error`` ends as."""
+    return "--failed" if isinstance(error, Exception) else "--cancelled"
 
 
 async def _start(leases: Leases, held: Held, branch: Any) -> None:
@@ -310,8 +322,9 @@ def _refuse_unleased(event: str, arguments: tuple[Any, ...]) -> None:
     """lionagi started anew by itself would be without the adapter: in the background, or by a schedule."""
     if event != "subprocess.Popen":
         return
-    words = arguments[1]
-    if isinstance(words, (list, tuple)) and list(words[1:3]) == ["-m", "lionagi.cli"]:
+    words = [str(word) for word in arguments[1]] if isinstance(arguments[1], (list, tuple)) else []
+    by_name = os.path.basename(words[0]) == "li" and words[1:2] in (["o"], ["orchestrate"]) if words else False
+    if by_name or words[1:3] == ["-m", "lionagi.cli"]:
         raise LionwtError(
             "usage",
             "li would start itself once more, where its workers would have no leases; that was not done",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,12 @@ class Lionagi:
             assignments.append({"assignee": roles[number % len(roles)], "depends_on": [], **given})
         (self.root / "plan.json").write_text(json.dumps({"assignments": assignments}))
 
+    def profile(self, name: str, **settings: str) -> None:
+        """A role of the user's own."""
+        place = self.world.home / ".lionagi" / "agents" / f"{name}.md"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("\n".join(["---", *(f"{key}: {said}" for key, said in settings.items()), "---", f"{name}\n"]))
+
     def li(self, *arguments: str, program: str = LI, env: dict[str, str | None] | None = None) -> Answer:
         done = self.popen(*arguments, program=program, env=env)
         out, err = done.communicate(timeout=120)
@@ -67,6 +75,17 @@ class Lionagi:
         )
         self.world.children.append(child)
         return child
+
+    def edited(self, *changes: tuple[str, str, str]) -> dict[str, str | None]:
+        """An environment whose lionagi differs: in each of these files one text is another."""
+        installed, copy = Path(sysconfig.get_path("purelib")) / "lionagi", self.world.root / "site" / "lionagi"
+        shutil.copytree(installed, copy, copy_function=os.symlink, ignore=shutil.ignore_patterns("__pycache__"))
+        for file, old, new in changes:
+            text = (copy / file).read_text()
+            assert old in text, (file, old)
+            (copy / file).unlink()
+            (copy / file).write_text(text.replace(old, new, 1))
+        return {"PYTHONPATH": str(copy.parent)}
 
     def calls(self, job: str | None = None) -> list[dict[str, Any]]:
         """How the providers were called, in the order of their starts."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
-from pathlib import Path
 
 import pytest
 
+from lionwt.errors import LionwtError
+from lionwt.lionagi import workers
 from tests.conftest import LIONWT, Repo, World, assert_nothing_left, wait_until
 from tests.lionagi.conftest import LI, Lionagi, lives
 
@@ -143,18 +142,6 @@ def test_work_that_could_not_be_captured_is_no_success_and_is_not_lost(
 # Refused before anything runs
 
 
-def edited(world: World, file: str, old: str, new: str) -> dict[str, str | None]:
-    """An environment whose lionagi differs in one place."""
-    installed = Path(sysconfig.get_path("purelib")) / "lionagi"
-    copy = world.root / "site" / "lionagi"
-    shutil.copytree(installed, copy, copy_function=os.symlink, ignore=shutil.ignore_patterns("__pycache__"))
-    text = (installed / file).read_text()
-    assert old in text
-    (copy / file).unlink()
-    (copy / file).write_text(text.replace(old, new, 1))
-    return {"PYTHONPATH": str(copy.parent)}
-
-
 @pytest.mark.parametrize(
     ("file", "old", "new", "said"),
     [
@@ -169,7 +156,7 @@ def test_another_release_or_a_changed_seam_is_refused_in_one_sentence(
 ) -> None:
     """ADR-0091 D1: no fallback to shared_host after the mode was selected: nothing runs."""
     lionagi.plan("job-1")
-    environment = edited(world, file, old, new)
+    environment = lionagi.edited((file, old, new))
     answer = lionagi.li("li", *FANOUT, program=LIONWT, env=environment)
     assert answer.code == 3, answer
     assert answer.out == ""
@@ -226,7 +213,28 @@ def test_a_checkout_on_no_branch_or_no_repository_is_refused(world: World, repo:
     assert lionagi.li("li", "--target", "work", *FANOUT, program=LIONWT).code == 0
 
 
+@pytest.mark.parametrize(
+    "words", [["/bin/li", "o", "flow", "x"], ["li", "orchestrate", "fanout"], ["python", "-m", "lionagi.cli", "o"]]
+)
+def test_an_orchestration_that_lionagi_starts_anew_is_refused(words: list[str]) -> None:
+    """ADR-0091 D1: a schedule or a job server would start it without leases."""
+    with pytest.raises(LionwtError, match="would start itself once more"):
+        workers._refuse_unleased("subprocess.Popen", (words[0], words, None, None))
+    for harmless in (["li", "monitor"], ["git", "o"], "li o flow", []):
+        workers._refuse_unleased("subprocess.Popen", ("x", harmless, None, None))
+
+
 # Everything else is lionagi's
+
+
+def test_a_worker_that_no_lease_is_made_for_is_said_to_have_none(world: World, repo: Repo, lionagi: Lionagi) -> None:
+    """Design 5: no fallback in silence; li agent works where it always did."""
+    answer = lionagi.li("li", "agent", "claude/sonnet", "job-1", "--yolo", program=LIONWT)
+    assert answer.code == 0, answer
+    assert "lionwt: claude works without a lease: only li o fanout and li o flow have them\n" in answer.err
+    [call] = lionagi.calls()
+    assert call["cwd"] == str(repo.path)
+    assert lionagi.runs() == []
 
 
 @pytest.mark.parametrize(

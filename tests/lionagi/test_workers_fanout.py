@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -227,8 +228,74 @@ def test_a_worker_that_may_leave_nothing_running_and_does_has_failed(
     answer = leased(lionagi, "--stop-after", "0")
     assert answer.code == 1, answer
     run = lionagi.run()
+    [told] = [line for line in answer.err.splitlines() if line.startswith("lionwt: implementer: ")]
+    assert "[worker_alive]" in told
     assert world.lease_file(run, "implementer")["candidate"]["worker_succeeded"] is False
     assert world.record(run, "implementer")["status"] == "discarded"
+    assert_nothing_left(world, repo, run)
+
+
+def test_status_tells_who_failed_and_where_what_was_done_is_kept(world: World, repo: Repo, lionagi: Lionagi) -> None:
+    """ADR-0091 D3: under patch_only nothing lands, so the patches are what there is to tell."""
+    lionagi.plan("job-1", "job-2", "job-3")
+    lionagi.jobs({"job-1": [["write", "a", "1\n"]], "job-2": [["write", "b", "2\n"], ["fail", 2]]})
+    assert leased(lionagi).code == 1
+    run = lionagi.run()
+    kept = {worker: f"  its patch is kept in {world.evidence(run, worker) / 'candidate.patch'}" for worker in FOUR}
+    lines = [line for line in world.lionwt("status", run).out.splitlines() if "its patch" in line or "worker" in line]
+    assert lines == ["  the worker failed", kept["implementer"], "  the worker failed", kept["implementer-2"]]
+
+
+def test_a_worktree_that_needs_a_person_is_kept_for_the_time_that_was_asked_for(
+    world: World, repo: Repo, lionagi: Lionagi
+) -> None:
+    """ADR-0091 D4: retention is pinned when the run is opened, once for all of its workers."""
+    lionagi.plan(*EDIT)
+    lionagi.jobs(EDIT)
+    before = time.time()
+    answer = leased(lionagi, "--policy", "merge_validated", "--retain-for", "2h")
+    assert answer.code == 4, answer
+    run = lionagi.run()
+    assert [world.record(run, worker)["status"] for worker in FOUR] == ["promoted", *["retained"] * 3]
+    for worker in FOUR[1:]:
+        until = world.record(run, worker)["retention_until"]
+        assert before + 7200 <= until <= time.time() + 7200
+        assert (repo.path / ".worktrees/lionagi" / run / worker / "f1.txt").read_text().endswith(f"from {worker[-1]}\n")
+    assert f"{repo.path}/.worktrees/lionagi/{run}/implementer-2 is kept until " in world.lionwt("status", run).out
+
+
+def test_two_orchestrations_at_once_share_a_repository_and_neither_a_lease(
+    world: World, repo: Repo, lionagi: Lionagi
+) -> None:
+    """ADR-0091 D2: the same workers' names in two runs; what the operator has not committed stays as it is."""
+    repo.write("f2.txt", "not committed\n")
+    repo.write("new.txt", "not tracked\n")
+    lionagi.plan("job-1")
+    lionagi.jobs({"job-1": [["edit", "f1.txt", "mine\n", "all", 2]]})
+    children = [lionagi.popen("li", *FANOUT, program=LIONWT) for _ in range(2)]
+    for child in children:
+        out, err = child.communicate(timeout=120)
+        assert child.returncode == 0, (out, err)
+    runs = lionagi.runs()
+    assert len(runs) == 2
+    for run in runs:
+        assert world.lease_file(run, "implementer")["candidate"]["files_changed"] == ["f1.txt"]
+        assert_nothing_left(world, repo, run)
+    assert repo.status().split() == ["M", "f2.txt", "??", "new.txt"]
+
+
+@pytest.mark.parametrize("said", ["", "no json\n", '{"type": "result"\n', "\x00\xff\n" * 5000])
+def test_a_provider_that_writes_rubbish_ends_with_a_record(
+    world: World, repo: Repo, lionagi: Lionagi, said: str
+) -> None:
+    """ADR-0091 D3: what it did until then is kept, whatever it said."""
+    lionagi.plan("job-1")
+    lionagi.jobs({"job-1": [["write", "new.txt", "1\n"], ["rubbish", said]]})
+    answer = leased(lionagi)
+    run = lionagi.run()
+    assert "Traceback" not in answer.err
+    assert world.record(run, "implementer")["status"] == "discarded"
+    assert (world.applied(run, "implementer").path / "new.txt").exists()
     assert_nothing_left(world, repo, run)
 
 
@@ -244,6 +311,8 @@ def test_a_refused_lease_fails_its_worker_alone_and_nothing_falls_back(
     assert answer.code == 1, answer
     run = lionagi.run()
     assert lionagi.calls("job-1") == []
+    assert "lionwt: implementer: had no lease; " in answer.err
+    assert "[name_taken]" in answer.err
     assert world.record(run, "implementer-2")["status"] == "promoted"
     assert not (world.state(run) / "workspaces/implementer.json").exists()
     assert repo.status() == ""

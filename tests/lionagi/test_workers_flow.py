@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from tests.conftest import LIONWT, Answer, Repo, World, assert_nothing_left
@@ -146,6 +147,43 @@ def test_a_retry_of_an_escalated_worker_has_a_lease_and_artifacts_of_its_own(
     assert not (handed_in / "first.txt").exists()
     [call] = lionagi.calls("Original: job-1")
     assert str(world.state(run) / "artifacts" / retry) in call["prompt"]
+    assert_nothing_left(world, repo, run)
+
+
+def test_a_worker_of_the_role_orchestrator_has_a_name_and_artifacts_of_its_own(
+    world: World, repo: Repo, lionagi: Lionagi
+) -> None:
+    """ADR-0091 D2: one name for lease, artifacts and prompt, so that its dependents look where it writes."""
+    lionagi.plan("job-1", {"task": "job-2", "depends_on": ["1"]}, roles=("orchestrator", "implementer"))
+    lionagi.jobs({f"job-{n}": [["write", f"new-{n}.txt", f"{n}\n"]] for n in (1, 2)})
+    answer = leased(lionagi, *LAND)
+    assert answer.code == 0, answer
+    run = lionagi.run()
+    assert places(lionagi)["job-1"] == ["orchestrator-2"]
+    artifacts = str(world.state(run) / "artifacts")
+    [first], [second] = lionagi.calls("job-1"), lionagi.calls("job-2")
+    assert set(re.findall(re.escape(artifacts) + r"/([\w-]+)", first["prompt"])) == {"orchestrator-2"}
+    assert set(re.findall(re.escape(artifacts) + r"/([\w-]+)", second["prompt"])) == {"orchestrator-2", "implementer"}
+    assert [(repo.path / f"new-{n}.txt").exists() for n in (1, 2)] == [True] * 2
+    assert_nothing_left(world, repo, run)
+
+
+def test_a_flow_that_ran_without_leases_is_resumed_in_them_under_the_names_that_it_had(
+    world: World, repo: Repo, lionagi: Lionagi
+) -> None:
+    """ADR-0091 D2: a worker that is called orchestrator keeps that name, and the planner takes another."""
+    lionagi.plan("job-1", roles=("orchestrator",))
+    lionagi.jobs({"job-1": [["fail", 2]]})
+    assert lionagi.li(*FLOW).code == 1
+    [state] = (world.lionagi_home / "runs").glob("*/checkpoint.json")
+    lionagi.jobs({"job-1": [["write", "new.txt", "1\n"]]})
+    answer = leased(lionagi, *LAND, words=("o", "flow", "--resume", state.parent.name, "--retry-failed"))
+    assert answer.code == 0, answer
+    run = lionagi.run()
+    [call] = [call for call in lionagi.calls("job-1") if "LIONAGI_WORKER_ID" in call["env"]]
+    assert call["env"]["LIONAGI_WORKER_ID"] == "orchestrator"
+    assert world.record(run, "orchestrator")["status"] == "promoted"
+    assert world.record(run, "orchestrator-2")["status"] == "discarded"
     assert_nothing_left(world, repo, run)
 
 
