@@ -37,8 +37,13 @@ _TEXTS: Final[Mapping[str, frozenset[str]]] = {
 }
 #: Options whose values are directories that become reachable.
 _GRANTS: Final = frozenset({"--add-dir", "--include-directories", "-C", "--cd", "--plugin-dir"})
+#: Settings of codex that grant nothing: a text for the model, and which directories and hooks its user trusts,
+#: of which lionagi hands over every entry.
+_NO_GRANTS: Final = ("developer_instructions=", "projects=", "hooks.state=")
 #: Configuration that opens directories, as an option's value may hold it.
 _OPENING: Final = re.compile(r"writable_roots|additionalDirectories|allowWrite|allowRead", re.IGNORECASE)
+#: A path in such a configuration that can lead out of the directory it is seen from.
+_PLACE: Final = re.compile(r"[\"']([/~.][^\"']*|[^\"']*/\.\.[^\"']*)")
 #: What only says who commits, of everything that can point git elsewhere.
 _HARMLESS_GIT: Final = ("GIT_AUTHOR_", "GIT_COMMITTER_", "GIT_TERMINAL_PROMPT")
 
@@ -51,8 +56,8 @@ def bind(model: Any, held: Held, provider: str) -> None:
     for name in _ELSEWHERE:
         given.pop(name, None)
     given["repo"] = held.worktree
-    # A read-only worker is refused by lionagi when anything is writable beside its directory.
-    if provider in _WITH_ARTIFACTS and given.get("workload") != "light":
+    # A light codex, which writes in its directory only, is refused by lionagi with a second one.
+    if provider in _WITH_ARTIFACTS and (provider, given.get("workload")) != ("codex", "light"):
         given["add_dir"] = [str(held.artifacts)]
 
 
@@ -93,9 +98,7 @@ def confined(command: Sequence[str], cwd: Any, engine: str | None, held: Held) -
     for option, value in _values(list(command[1:]), engine):
         if option in _GRANTS and not _inside(value, held):
             raise _refused(held, f"{engine} would be given {option} {value}")
-        if _OPENING.search(value) and not all(
-            _inside(path, held) for path in re.findall(r"[\"']([/~.][^\"']*)", value)
-        ):
+        if _OPENING.search(value) and not all(_inside(path, held) for path in _PLACE.findall(value)):
             raise _refused(held, f"the configuration of {engine} opens other directories: {value}")
         if _mentions(value, held):
             raise _refused(held, f"{engine} would be given {option or 'the argument'} {value}")
@@ -115,7 +118,7 @@ def _values(words: Sequence[str], engine: str) -> Iterator[tuple[str, str]]:
             continue
         if option in texts:
             option = ""  # one value only
-        elif not (option in ("-c", "--config") and word.startswith("developer_instructions=")):
+        elif not (engine == "codex" and option in ("-c", "--config") and word.startswith(_NO_GRANTS)):
             yield option, word
 
 
@@ -135,5 +138,5 @@ def _refused(held: Held, what: str) -> LionwtError:
     return LionwtError(
         "grants_mismatch",
         f"{what}, which is not of the lease of {held.worker_id!r}; it was not started",
-        hint="take it from the agent's profile or settings",
+        hint="remove it from the agent's profile or settings",
     )

@@ -51,6 +51,65 @@ def test_every_provider_stands_in_its_own_worktree_and_is_granted_its_artifacts_
     assert_nothing_left(world, repo, run)
 
 
+def test_a_codex_whose_user_trusts_the_repository_works(world: World, repo: Repo, lionagi: Lionagi) -> None:
+    """lionagi hands every worker all directories that the user's codex trusts: that grants none of them."""
+    (world.home / ".codex").mkdir()
+    trusted = f'[projects."{repo.path}"]\ntrust_level = "trusted"\n'
+    (world.home / ".codex/config.toml").write_text(trusted)
+    lionagi.plan("job-1")
+    lionagi.jobs({"job-1": [["write", "new.txt", "1\n"]]})
+    words = ("o", "fanout", "codex/gpt-5.3-codex", "x", "-n", "1", "--yolo", "--with-synthesis")
+    answer = lionagi.li("li", "--policy", "merge_validated", *words, program=LIONWT)
+    assert answer.code == 0, answer
+    assert any(f'"{repo.path}" = {{ trust_level' in word for word in lionagi.calls("job-1")[0]["arguments"])
+    assert (repo.path / "new.txt").exists()
+    assert_nothing_left(world, repo, lionagi.run())
+
+
+def test_a_codex_whose_user_opens_the_repository_is_not_started_and_why_is_told(
+    world: World, repo: Repo, lionagi: Lionagi
+) -> None:
+    """ADR-0091 D2: a grant of the user's settings is a grant; lionagi says only that the worker failed."""
+    (world.home / ".codex").mkdir()
+    opened = f'sandbox_mode = "workspace-write"\n[sandbox_workspace_write]\nwritable_roots = ["{repo.path}"]\n'
+    (world.home / ".codex/config.toml").write_text(opened)
+    lionagi.plan("job-1")
+    words = ("o", "fanout", "claude/sonnet", "x", "-n", "1", "--yolo", "--workers", "codex/gpt-5.3-codex")
+    answer = lionagi.li("li", *words, program=LIONWT)
+    assert answer.code == 1, answer
+    assert lionagi.calls("job-1") == []
+    [told] = [line for line in answer.err.splitlines() if line.startswith("lionwt: implementer: ")]
+    assert "discarded, it changed nothing; the configuration of codex opens other directories" in told
+    assert told.endswith("[grants_mismatch]; remove it from the agent's profile or settings")
+    assert_nothing_left(world, repo, lionagi.run())
+
+
+def test_a_light_worker_has_its_worktree_and_is_granted_no_more_than_any_other(
+    world: World, repo: Repo, lionagi: Lionagi
+) -> None:
+    """ADR-0091 D2: a light codex takes no second directory, so it gets none; a light claude gets its artifacts."""
+    lionagi.profile("codexer", model="codex/gpt-5.3-codex", workload="light")
+    lionagi.profile("clauder", model="claude/sonnet", workload="light")
+    lionagi.plan("job-1", "job-2", roles=("codexer", "clauder"))
+    jobs: dict[str, list[list[Any]]] = {f"job-{n}": [["write", f"new-{n}.txt", f"{n}\n"]] for n in (1, 2)}
+    lionagi.jobs(jobs)
+    words = ("o", "flow", "claude/sonnet", "x", "--yolo")
+    answer = lionagi.li("li", "--policy", "merge_validated", *words, program=LIONWT)
+    assert answer.code == 0, answer
+    run = lionagi.run()
+    for job, worker in (("job-1", "codexer"), ("job-2", "clauder")):
+        [call] = lionagi.calls(job)
+        assert call["cwd"] == str(repo.path / ".worktrees/lionagi" / run / worker)
+        words = call["arguments"]
+        given = [words[at + 1] for at, word in enumerate(words) if word == "--add-dir"]
+        assert given == ([] if worker == "codexer" else [str(world.state(run) / "artifacts" / worker)])
+    [codex] = lionagi.calls("job-1")
+    assert codex["arguments"][codex["arguments"].index("--sandbox") + 1] == "workspace-write"
+    assert "sandbox_workspace_write.writable_roots=[]" in codex["arguments"]
+    assert [(repo.path / f"new-{n}.txt").exists() for n in (1, 2)] == [True] * 2
+    assert_nothing_left(world, repo, run)
+
+
 PINS = ("LIONAGI_RUN_ID", "LIONAGI_SESSION_ID", "LIONAGI_WORKER_ID")
 
 
@@ -84,6 +143,8 @@ def held(root: Path) -> Held:
         ("codex", ["exec", "-C", "{repo}"]),
         ("codex", ["exec", "-C", "{own}", "--add-dir", "{repo}/.git/refs"]),
         ("codex", ["exec", "-c", 'sandbox_workspace_write.writable_roots=["/tmp"]']),
+        ("codex", ["exec", "-c", 'sandbox_workspace_write.writable_roots=["sub/../.."]']),
+        ("claude", ["-p", "x", "-c", 'projects={"{repo}" = {}}']),
         ("codex", ["exec", "-c", 'mcp_servers.fs.args=["{repo}"]']),
         ("gemini", ["-p", "x", "--add-dir", "{repo}"]),
         ("gemini", ["-p", "x", "--include-directories", "{repo}"]),
@@ -115,6 +176,7 @@ def test_a_command_line_that_grants_anything_else_is_not_started(tmp_path: Path,
         ("claude", ["-p", "edit {repo}/f", "--add-dir", "{artifacts}", "--append-system-prompt", "in {repo}", "-v"]),
         ("claude", ["-p", "--add-dir {repo}", "--settings", '{"permissions": {"additionalDirectories": ["{own}"]}}']),
         ("codex", ["exec", "-C", "{own}", "--add-dir", "{artifacts}", "-c", 'developer_instructions="in {repo}"', "-"]),
+        ("codex", ["exec", "-c", 'projects={"{repo}" = {}}', "-c", 'hooks.state={"{repo}/h:0" = {enabled = true}}']),
         ("gemini", ["-p", "in {repo}", "--model", "m"]),
         ("pi", ["-p", "--mode", "json", "--append-system-prompt", "in {repo}", "look at {repo}"]),
     ],
