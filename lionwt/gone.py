@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from lionwt import freeze, git, history, names, repository, submodules, teardown, worktree
+from lionwt import freeze, git, history, names, processes, repository, submodules, teardown, worktree
 from lionwt.errors import LionwtError
 from lionwt.faults import point
 from lionwt.records import Evidence, LeaseFile, Outcome
@@ -24,7 +24,9 @@ from lionwt.store import make_own_dir, move_file, sync_dir
 
 
 def end(run: Run, file: LeaseFile) -> LeaseFile:
-    """Save the commits, then end the lease as failed."""
+    """Stop what is left of the worker, save the commits, then end the lease as failed."""
+    if processes.workers(run.paths, file.worker_id):
+        processes.stop(run.paths, file.worker_id, file.lease.worktree_path, processes.DEFAULT_STOP_AFTER)
     branch = names.HEADS + file.lease.branch_name
     common_dir = str(run.common_dir)
     anchors = repository.find_branches(common_dir, names.anchor_prefix(run.file.run_id, file.worker_id)).values()

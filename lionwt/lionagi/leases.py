@@ -161,7 +161,8 @@ class Leases:
     async def finish(self) -> int:
         """End what is still open, and complete every candidate: in dependency order, else as they were leased.
 
-        Returns promote's exit code.
+        What cannot be frozen (its worker removed its worktree) is ended as after a crash, when the others have
+        had their turn. Returns promote's exit code.
         """
         codes = []
         for held in list(self.open.values()):
@@ -171,9 +172,18 @@ class Leases:
             except LionwtError as error:
                 codes.append(error.exit_code)
                 tell(error)
+        if self.open:
+            await in_a_thread(functools.partial(self._ask, "promote", self.run_id))
+            codes.append(await in_a_thread(self._reconcile))
         if self.held:
             codes.append(await in_a_thread(self._promote))
         return worst(codes)
+
+    def _reconcile(self) -> int:
+        answer = self._ask("reconcile", self.run_id, "--takeover")
+        for finding in answer.get("findings", []):
+            answers.warn(f"{finding['message']} [{finding['code']}]")
+        return int(answer["exit_code"])
 
     def _promote(self) -> int:
         answer = self._ask("promote", self.run_id)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from lionwt.errors import LionwtError
@@ -137,6 +139,39 @@ def test_work_that_could_not_be_captured_is_no_success_and_is_not_lost(
     assert world.lionwt("reconcile", run, "--json").code == 0
     assert (world.applied(run, "implementer").path / "new.txt").exists()
     assert_nothing_left(world, repo, run)
+
+
+@pytest.mark.parametrize("how", ['rm -rf "$PWD"', 'mv "$PWD" "$PWD.moved"', 'git worktree remove -f -f "$PWD"'])
+def test_a_worker_that_removes_its_own_worktree_has_a_record_when_li_ends(
+    world: World, repo: Repo, lionagi: Lionagi, how: str
+) -> None:
+    """ADR-0091 D3: every lease ends through the finally path, whatever the worker did; the others land in order."""
+    gone = f"git commit -q --allow-empty -m kept && {how}; setsid sleep 300 >/dev/null 2>&1 </dev/null &"
+    lionagi.plan("job-1", "job-2")
+    lionagi.jobs({"job-1": [["run", gone]], "job-2": [["write", "new.txt", "2\n"]]})
+    answer = lionagi.li("li", "--policy", "merge_validated", *FANOUT, program=LIONWT)
+    assert answer.code == 1, answer
+    run = lionagi.run()
+    assert world.record(run, "implementer")["status"] == "discarded", answer
+    assert "lionwt: implementer: discarded; " in answer.err
+    assert "is not the directory that was leased to 'implementer'" in answer.err
+    assert world.record(run, "implementer-2")["status"] == "promoted"
+    assert list(world.evidence(run, "implementer").glob("*.bundle"))
+    named = {"LIONAGI_RUN_ID": run, "LIONAGI_WORKER_ID": "implementer"}
+    assert not [process.pid for process in psutil.process_iter() if named.items() <= surroundings(process).items()]
+    again = world.lionwt("reconcile", run, "--json")
+    if "mv " in how:
+        shutil.rmtree(repo.path / f".worktrees/lionagi/{run}/implementer.moved")
+    else:
+        assert again.code == 0, again
+        assert_nothing_left(world, repo, run)
+
+
+def surroundings(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
 
 
 # Refused before anything runs
