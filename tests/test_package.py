@@ -59,7 +59,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("coordinator", "reports", "lionagi.launch"),
     ("lionagi.leases",),
     ("lionagi.providers", "lionagi.tools"),
-    ("lionagi.worker_seams",),
+    ("lionagi.worker_seams", "lionagi.beforehand"),
     ("lionagi.workers",),
     ("cli",),
     ("__main__", "completion"),

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lionwt import answers, git, names, repository
+from lionwt import answers, repository
 from lionwt.errors import LionwtError
-from lionwt.lionagi import providers, tools, worker_seams
+from lionwt.lionagi import beforehand, providers, tools, worker_seams
 from lionwt.lionagi.launch import Wishes
 from lionwt.lionagi.leases import ORCHESTRATOR, Held, Leases, tell, to_its_end
 
@@ -94,20 +94,14 @@ class Adapter:
             module.ndjson_from_cli = self.start(module.ndjson_from_cli)
         codex = worker_seams.module("lionagi.providers.openai.codex")
         codex._linked_worktree_git_writable_roots = self.git_roots(codex._linked_worktree_git_writable_roots)
-        sys.addaudithook(_refuse_unleased)
+        sys.addaudithook(beforehand.refuse_unleased)
 
     def run(self, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         """A whole orchestration: whatever becomes of it, its leases are ended."""
 
         @functools.wraps(original)
         async def run_in_leases(*arguments: Any, **named: Any) -> Any:
-            if named.get("team_name") or named.get("team_attach"):
-                raise LionwtError(
-                    "usage",
-                    "team mode shares a directory among the workers, which no lease grants; nothing was run",
-                    hint="leave --team-mode and --team-attach out, or run li without lionwt",
-                )
-            _refuse_shared_artifacts(named.get("save_dir"), named.get("cwd"))
+            beforehand.refuse_shared(named)
             plan = (named.get("resume_checkpoint") or {}).get("plan") or ()
             running = Orchestration(self.wishes, planned=frozenset(entry.get("agent_id", "") for entry in plan))
             token = _running.set(running)
@@ -194,7 +188,9 @@ async def _open(running: Orchestration, env: Any) -> None:
         session_id=str(env.session.id),
         home=home,
         checkouts=(found.checkout, found.main_worktree),
-        wishes=running.wishes if running.wishes.target else replace(running.wishes, target=_checked_out(found)),
+        wishes=running.wishes
+        if running.wishes.target
+        else replace(running.wishes, target=beforehand.checked_out(found)),
     )
     running.leases, running.env = leases, env
     # Taken as lionagi takes its workers' names: a worker of that role gets another, and its artifacts with it.
@@ -206,34 +202,6 @@ async def _open(running: Orchestration, env: Any) -> None:
     answers.warn(f"run {env.run.run_id}: every worker gets a lease; should li die: lionwt reconcile {env.run.run_id}")
     await _start(leases, held, env.orc_branch)
     _held.set(held)
-
-
-def _refuse_shared_artifacts(save: Any, cwd: Any) -> None:
-    """Artifacts in the checkout would be written there by every worker, and be its untracked files."""
-    if save is None:
-        return
-    place = Path(save).expanduser().resolve()
-    found = repository.discover(Path(cwd or os.getcwd()).expanduser())
-    for checkout in (found.checkout, found.main_worktree):
-        if place.is_relative_to(checkout):
-            raise LionwtError(
-                "path_unsafe",
-                f"the artifacts would lie in {place}, inside the shared checkout {checkout}; nothing was run",
-                hint="give --save a directory outside of the repository, or leave it out",
-            )
-
-
-def _checked_out(found: repository.Repository) -> str:
-    """The branch that the operator's checkout is on: the run's own, where none was named."""
-    shared = git.shared(str(found.common_dir), git_dir=str(found.git_dir))
-    head = shared.run("symbolic-ref", "--quiet", "HEAD", ok=(0, 1))
-    if head.code:
-        raise LionwtError(
-            "target_invalid",
-            f"{found.checkout} is on no branch; nothing was run",
-            hint="name the run's own branch: lionwt li --target BRANCH ARGS",
-        )
-    return names.short_branch(git.text(head.out).strip())
 
 
 async def _end(running: Orchestration, verdict: str) -> int:
@@ -316,17 +284,3 @@ def _predecessors(running: Orchestration, operation: Any) -> list[str]:
     slots = mapping.get(operation.id) or {}
     heads = [str(head) for head in (slots.get("in") or {}).values()]
     return [running.workers[head] for head in dict.fromkeys(heads) if head in running.workers]
-
-
-def _refuse_unleased(event: str, arguments: tuple[Any, ...]) -> None:
-    """lionagi started anew by itself would be without the adapter: in the background, or by a schedule."""
-    if event != "subprocess.Popen":
-        return
-    words = [str(word) for word in arguments[1]] if isinstance(arguments[1], (list, tuple)) else []
-    by_name = os.path.basename(words[0]) == "li" and words[1:2] in (["o"], ["orchestrate"]) if words else False
-    if by_name or words[1:3] == ["-m", "lionagi.cli"]:
-        raise LionwtError(
-            "usage",
-            "li would start itself once more, where its workers would have no leases; that was not done",
-            hint="leave --background out: put the whole command into the background instead",
-        )

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from lionwt.errors import LionwtError
-from lionwt.lionagi import workers
+from lionwt.lionagi import beforehand
 from tests.conftest import LIONWT, Repo, World, assert_nothing_left, wait_until
 from tests.lionagi.conftest import LI, Lionagi, lives
 
@@ -254,9 +254,9 @@ def test_a_checkout_on_no_branch_or_no_repository_is_refused(world: World, repo:
 def test_an_orchestration_that_lionagi_starts_anew_is_refused(words: list[str]) -> None:
     """ADR-0091 D1: a schedule or a job server would start it without leases."""
     with pytest.raises(LionwtError, match="would start itself once more"):
-        workers._refuse_unleased("subprocess.Popen", (words[0], words, None, None))
+        beforehand.refuse_unleased("subprocess.Popen", (words[0], words, None, None))
     for harmless in (["li", "monitor"], ["git", "o"], "li o flow", []):
-        workers._refuse_unleased("subprocess.Popen", ("x", harmless, None, None))
+        beforehand.refuse_unleased("subprocess.Popen", ("x", harmless, None, None))
 
 
 # Everything else is lionagi's
