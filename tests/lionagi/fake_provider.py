@@ -120,6 +120,7 @@ def answer(text: str, failed: bool = False) -> None:
     else:
         say({"type": "agent_start"})
         say({"type": "turn_start"})
+        say({"type": "message_update", "assistantMessageEvent": {"type": "text_delta", "delta": text}})
         say({"type": "message_update", "assistantMessageEvent": {"type": "text_end", "content": text}})
         content = [{"type": "text", "text": text}]
         say({"type": "message_end", "message": {"role": "assistant", "model": "m", "content": content}})

@@ -51,6 +51,38 @@ def test_every_provider_stands_in_its_own_worktree_and_is_granted_its_artifacts_
     assert_nothing_left(world, repo, run)
 
 
+def test_a_spawned_worker_of_every_provider_is_bound_to_its_own_lease(
+    world: World, repo: Repo, lionagi: Lionagi
+) -> None:
+    """ADR-0091 D2: a clone of the one that asked for it, with nothing of that one's binding."""
+    jobs: dict[str, list[list[Any]]] = {}
+    for n in range(1, 5):
+        request = {"instruction": f"more-{n}", "reason": "more", "operation": "operate"}
+        jobs[f"job-{n}"] = [["say", json.dumps({"spawn_request": request})]]
+        jobs[f"more-{n}"] = [["write", f"new-{n}.txt", f"{n}\n"]]
+    lionagi.plan(*(f"job-{n}" for n in range(1, 5)))
+    lionagi.jobs(jobs)
+    words = ("o", "flow", "claude/sonnet", "x", "--yolo", "--workers", MODELS)
+    answer = lionagi.li("li", "--policy", "merge_validated", *words, program=LIONWT)
+    run = lionagi.run()
+    spawned = [call for call in lionagi.calls() if call["job"].startswith("more-")]
+    assert {call["name"] for call in spawned} == set(WORKERS), answer
+    assert len({call["env"]["LIONAGI_WORKER_ID"] for call in spawned}) == 4
+    for call in spawned:
+        worker, given = call["env"]["LIONAGI_WORKER_ID"], [word for word in call["arguments"] if word != call["prompt"]]
+        worktree, artifacts = str(repo.path / ".worktrees/lionagi" / run / worker), world.state(run) / "artifacts"
+        assert worker.startswith("spawn-")
+        assert call["cwd"] == call["env"]["PWD"] == worktree
+        directories = [given[at + 1] for at, word in enumerate(given) if word == "--add-dir"]
+        assert directories == ([str(artifacts / worker)] if call["name"] in ("claude", "codex") else [])
+        rest = " ".join(word for word in given if not word.startswith("developer_instructions="))
+        rest = rest.replace(worktree, "").replace(str(artifacts / worker), "")
+        assert str(repo.path) not in rest
+        assert world.record(run, worker)["status"] == "promoted"
+    assert [(repo.path / f"new-{n}.txt").exists() for n in range(1, 5)] == [True] * 4
+    assert_nothing_left(world, repo, run)
+
+
 def test_a_codex_whose_user_trusts_the_repository_works(world: World, repo: Repo, lionagi: Lionagi) -> None:
     """lionagi hands every worker all directories that the user's codex trusts: that grants none of them."""
     (world.home / ".codex").mkdir()
