@@ -31,6 +31,9 @@ from lionwt.words import count
 
 T = TypeVar("T")
 
+#: What a verdict says of a worker where nothing else does.
+_ENDED: Final = {"--failed": "; it failed", "--cancelled": "; it was cancelled"}
+
 #: The worker that plans, and in a flow synthesises.
 ORCHESTRATOR: Final = "orchestrator"
 
@@ -60,6 +63,7 @@ class Leases:
     held: list[str] = field(default_factory=list)
     changed: dict[str, int] = field(default_factory=dict)
     _asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    _ended: dict[str, str] = field(default_factory=dict)
     _troubles: dict[str, LionwtError] = field(default_factory=dict)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -155,6 +159,7 @@ class Leases:
 
     def _freeze(self, worker_id: str, words: Sequence[str]) -> None:
         answer = self._run(*words)
+        self._ended[worker_id] = _ENDED.get(words[3], "")
         self.changed[worker_id] = len((answer["candidate"] or {}).get("files_changed", ()))
         self.open.pop(worker_id, None)
 
@@ -195,7 +200,7 @@ class Leases:
                 told[worker_id] = "had no lease"
             if worker_id in told:
                 trouble = self._troubles.get(worker_id)
-                why = f"; {_said(trouble)}" if trouble else reasons.get(worker_id, "")
+                why = f"; {_said(trouble)}" if trouble else reasons.get(worker_id) or self._ended.get(worker_id, "")
                 answers.warn(f"{worker_id}: {told[worker_id]}{why}")
         if not told and answer["error"] is not None:
             answers.warn(f"{answer['error']['message']} [{answer['error']['code']}]")

@@ -239,8 +239,15 @@ def test_status_tells_who_failed_and_where_what_was_done_is_kept(world: World, r
     """ADR-0091 D3: under patch_only nothing lands, so the patches are what there is to tell."""
     lionagi.plan("job-1", "job-2", "job-3")
     lionagi.jobs({"job-1": [["write", "a", "1\n"]], "job-2": [["write", "b", "2\n"], ["fail", 2]]})
-    assert leased(lionagi).code == 1
+    answer = leased(lionagi)
+    assert answer.code == 1, answer
     run = lionagi.run()
+    told = {line.split(": ")[1]: line for line in answer.err.splitlines() if line.startswith("lionwt: impl")}
+    assert {worker: line.endswith("; it failed") for worker, line in told.items()} == {
+        "implementer": False,
+        "implementer-2": True,
+        "implementer-3": False,
+    }
     kept = {worker: f"  its patch is kept in {world.evidence(run, worker) / 'candidate.patch'}" for worker in FOUR}
     lines = [line for line in world.lionwt("status", run).out.splitlines() if "its patch" in line or "worker" in line]
     assert lines == ["  the worker failed", kept["implementer"], "  the worker failed", kept["implementer-2"]]
