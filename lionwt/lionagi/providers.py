@@ -93,6 +93,9 @@ def confined(command: Sequence[str], cwd: Any, engine: str | None, held: Held) -
     """
     if engine is None or engine not in _TEXTS:
         raise _refused(held, f"the provider {engine!r} is not known")
+    for place in (held.worktree, held.artifacts):
+        if place.is_symlink():  # a sibling may have put it there, and a grant would lead where it points
+            raise _refused(held, f"{place} is a symbolic link now")
     if cwd is not None and Path(cwd).resolve() != held.worktree.resolve():
         raise _refused(held, f"{engine} would be started in {cwd}")
     for option, value in _values(list(command[1:]), engine):

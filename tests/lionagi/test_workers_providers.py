@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,17 @@ def test_a_process_that_would_stand_elsewhere_is_not_started(tmp_path: Path, cwd
     """ADR-0091 D2: the worktree is the provider's working directory; an unknown provider has none."""
     with pytest.raises(LionwtError):
         providers.confined(["program"], tmp_path / cwd, engine, held(tmp_path))
+
+
+@pytest.mark.parametrize("which", ["worktree", "artifacts"])
+def test_a_place_of_the_lease_that_became_a_link_is_not_granted(tmp_path: Path, which: str) -> None:
+    """ADR-0091 D2: what a lease names is granted, and not what a sibling made of it."""
+    lease = held(tmp_path)
+    place: Path = getattr(lease, which)
+    shutil.rmtree(place)
+    place.symlink_to(tmp_path / "repo")
+    with pytest.raises(LionwtError, match="symbolic link"):
+        providers.confined(["claude", "-p", "x", "--add-dir", str(lease.artifacts)], lease.worktree, "claude", lease)
 
 
 def test_a_profile_that_grants_the_checkout_to_a_worker_ends_that_worker_before_it_starts(
