@@ -5,7 +5,8 @@ So nothing is written where a file is: what stands at a path is first moved asid
 by one rename, looked at where nobody else finds it, and put back when it is not
 what the look had seen. What is written then is made anew and never forced, so a
 file that appears meanwhile stays. What was moved goes when the new version
-stands, after one more look, since an editor may still have held it open.
+stands, after one more look, since an editor may still have held it open. Only an
+editor that opens the new file while git fills it shares it with git.
 
 A crash leaves the moved files where they are, under a name that the landing's
 journal knows; :meth:`Aside.give_back` puts them where they were before the
@@ -28,6 +29,8 @@ Version = tuple[int, int, int, int, int]
 #: The versions at the paths of a landing, as a look found them.
 Noted = dict[bytes, "Version | None"]
 
+#: Below the place, where no path of a checkout leads.
+_BESIDE: Final = b".git"
 _NOT_THERE: Final = (FileNotFoundError, NotADirectoryError)
 
 
@@ -90,13 +93,7 @@ class Aside(State):
                 covered.add(path)
         standing = note(self.root, covered)
         for path in are_landed(covered) if covered else ():
-            source, landed = os.path.join(self.root, path), os.path.join(self.place, path) + b".landed"
-            os.rename(source, landed)
-            if version(landed) != standing[path]:
-                _put(landed, source)
-                continue
-            os.unlink(landed)
-            _put(os.path.join(self.place, path), source)
+            self._exchange(path, standing[path])
         return [*late, *self._clear()]
 
     def give_back(
@@ -109,8 +106,9 @@ class Aside(State):
 
         ``is_old`` names the files of the place that hold the version before the
         landing. Of these only the ones at paths that are ``handled`` afterwards are
-        needed. Where something stands by now, ``is_landed`` says whether that is
-        only what the landing wrote, and gives way.
+        needed, and not where something stands by now. What the operator had written
+        goes back, unless they have written anew: ``is_landed`` names the paths that
+        hold only what the landing wrote.
         """
         if not os.path.isdir(self.place):
             return []
@@ -121,13 +119,25 @@ class Aside(State):
                 os.unlink(os.path.join(self.place, path))
             elif not self._return(path):
                 taken.add(path)
-        for path in is_landed(taken) if taken else ():
-            with contextlib.suppress(OSError):
-                os.replace(os.path.join(self.place, path), os.path.join(self.root, path))
-                taken.discard(path)
         for path in taken & old:
             os.unlink(os.path.join(self.place, path))
+        taken -= old
+        standing = note(self.root, taken)
+        for path in is_landed(taken) if taken else ():
+            self._exchange(path, standing[path])
         return self._clear()
+
+    def _exchange(self, path: bytes, landed: Version | None) -> None:
+        """Put a moved file back in the place of the ``landed`` version; both stay where another stands there."""
+        source, beside = os.path.join(self.root, path), os.path.join(self.place, _BESIDE, path)
+        with contextlib.suppress(OSError):  # a directory has come
+            os.makedirs(os.path.dirname(beside), exist_ok=True)
+            os.rename(source, beside)
+            if version(beside) == landed:
+                os.unlink(beside)
+                _put(os.path.join(self.place, path), source)
+            else:
+                _put(beside, source)
 
     def _return(self, path: bytes) -> bool:
         source = os.path.join(self.root, path)
@@ -139,18 +149,18 @@ class Aside(State):
 
     def _paths(self) -> Iterator[bytes]:
         for parent, directories, files in os.walk(self.place):
+            if parent == self.place and _BESIDE in directories:
+                directories.remove(_BESIDE)
             links = (name for name in directories if os.path.islink(os.path.join(parent, name)))
             for name in (*files, *links):
                 yield os.path.relpath(os.path.join(parent, name), self.place)
 
     def _clear(self) -> list[bytes]:
         """Remove the place; returns it where something is left in it."""
-        if next(self._paths(), None) is not None:
-            return [self.place]
         for parent, _, _ in os.walk(self.place, topdown=False):
             with contextlib.suppress(OSError):
                 os.rmdir(parent)
-        return []
+        return [self.place] if os.path.lexists(self.place) else []
 
 
 def _put(moved: bytes, source: bytes) -> bool:

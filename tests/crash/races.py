@@ -7,13 +7,15 @@ invariants allow may come of it. Orders that matter are forced one by one in
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.conftest import Repo
+from tests.conftest import Repo, is_stopped, wait_until
 from tests.crash.forking import Call, Forker
 from tests.crash.recovery import DOCUMENTED, require_ended
 from tests.crash.scenes import LEASE, RECONCILE, Stage
@@ -105,11 +107,67 @@ def reconciles(stage: Stage, rng: random.Random) -> None:
     _finish(stage, {"promoted", "discarded"})
 
 
+def saving_operator(stage: Stage, rng: random.Random) -> None:
+    """An operator who saves files of a landing while it happens, is killed and is repaired: the last version stands."""
+    world, repo = stage.world, stage.repo
+    names = [f"s{number}.txt" for number in range(300)]
+    repo.commit("more", **dict.fromkeys(names, "old\n" * 20))
+    place = world.lease("r1", "w1")["w1"]
+    for number, name in enumerate(names):
+        if number % 7:
+            place.write(name, "new\n" * 40)
+        else:
+            (place.path / name).unlink()
+    place.write("s/new.txt", "work of w1\n")
+    stage.work["w1"] = "work of w1"
+    assert world.freeze("r1", "w1").code == 0
+    saved: dict[str, str | None] = {}
+    stop = threading.Event()
+    calm = rng.uniform(0.0005, 0.005)
+
+    def save() -> None:
+        while not stop.wait(calm):
+            name = rng.choice(names)
+            content = f"saved as the {len(saved)}th, {rng.random()}\n" if rng.random() < 0.9 else None
+            if content is None:
+                (repo.path / name).unlink(missing_ok=True)
+            else:
+                (repo.path / ".saving").write_text(content)
+                os.replace(repo.path / ".saving", repo.path / name)
+            saved[name] = content
+
+    # The look comes first, and what it finds would stop the landing: nothing is saved before it is over.
+    call = world.begin("promote", "r1", "--json", env={"LIONWT_FAULT": "promote.moved:stop"})
+    saving = threading.Thread(target=save)
+    try:
+        wait_until(lambda: is_stopped(call.pid), 60)
+        saving.start()
+        call.kill(signal.SIGCONT)
+        if rng.random() < 0.5 and not call.has_ended(rng.uniform(0, 0.2)):
+            call.kill()
+        _collect([call], {-9})
+        answer = world.reconcile()
+    finally:
+        stop.set()
+        if saving.ident is not None:
+            saving.join(30)
+    assert answer.code in (0, 4), answer
+    for name, content in saved.items():
+        path = repo.path / name
+        # A file that was removed before its turn came may have been written anew: it was the old version that went.
+        if content is not None:
+            assert path.exists() and path.read_text() == content, f"14: {name} is not what was saved there last"
+    stage.checker.note_operator()
+    again = world.reconcile()
+    assert (again.code, again.json["steps"]) == (answer.code, []), again
+
+
 RACES: dict[str, Callable[[Stage, random.Random], None]] = {
     "eight processes": eight_processes,
     "promotions": promotions,
     "a writing worker": writing_worker,
     "reconciles": reconciles,
+    "a saving operator": saving_operator,
 }
 
 
