@@ -11,6 +11,7 @@ can be repeated.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -102,7 +103,7 @@ def freeze_locked(run: Run, file: LeaseFile, verdict: Verdict) -> LeaseFile:
             f"worker {worker_id!r} was never started, so it cannot have succeeded; nothing was changed",
             hint=f"start it first: lionwt start {run.argument} {worker_id}",
         )
-    identity = worktree.require_identity(file)
+    identity = worktree.require_identity(file, registered=False)
     processes.stop(run.paths, worker_id, file.lease.worktree_path, verdict.stop_after)
     point("freeze.stopped")
     proof = capture_evidence(run, file, identity, verdict)
@@ -232,6 +233,9 @@ def _write_evidence(
     notes.diagnostics += repository.changes_of_shared_config(run.file).items()
     saver = evidence.Saver(root, scratch / SAVED)
     inside = submodules.look(run.file, run.paths, file, identity, capture, scratch, target)
+    if not os.path.lexists(identity.admin_dir):
+        gone = f"the registration {identity.admin_dir} is gone, and with it what HEAD and the index said"
+        notes.incomplete.append(("registration_gone", gone))
     notes.incomplete += inside.unsaved + _incomplete(root, capture)
     if notes.incomplete and not verdict.accept_incomplete:
         code = next((c for c, _ in notes.incomplete if c == "embedded_repository"), "patch_missing")

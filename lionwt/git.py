@@ -95,6 +95,7 @@ _SHARED: Final = tuple(
         "submodule.recurse=false",
         "log.showSignature=false",  # even a reflog listing would run gpg.program
         "worktree.guessRemote=false",
+        "worktree.useRelativePaths=false",  # it would write an extension into the shared configuration
     )
     for flag in ("-c", setting)
 )

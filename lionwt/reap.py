@@ -47,14 +47,15 @@ def reap(runs: Sequence[str | None], *, dry_run: bool = False) -> Reaping:
         except LionwtError as error:
             if error.code == "usage" or (error.code == "id_invalid" and os.sep not in str(argument)):
                 raise
-            done.findings.append(Finding(error.code, f"run {os.path.basename(str(argument))!r}: {error.message}"))
+            told = f"run {os.path.basename(str(argument))!r}: {error.message}"
+            done.findings.append(Finding(error.code, told, hint=error.hint))
     return done
 
 
 def _reap_run(run: Run, done: Reaping, dry_run: bool) -> None:
     files, ambiguous = run.store.leases(run.file)
     for entry in ambiguous:
-        done.findings.append(Finding(entry.error.code, entry.error.message, entry.worker_id))
+        done.findings.append(Finding.of(entry.error, entry.worker_id))
     done.findings += find_orphans(run, {file.worker_id for file in files} | {entry.worker_id for entry in ambiguous})
     now = time.time()
     for known in files:

@@ -256,25 +256,53 @@ def _leads_to(admin: Path, path: Path) -> bool:
     return os.path.normpath(admin / named) == str(path / ".git")
 
 
-def require_identity(file: LeaseFile) -> Identity:
-    """Raise ``worktree_moved`` unless the directory at the lease's path is the one that was leased."""
+def was_made_for(path: Path, admin: Path) -> bool:
+    """Whether git made the directory at ``path`` for a registration: its ``.git`` says so.
+
+    A git that was killed before it had written that left nothing else there.
+    """
+    if path.is_symlink() or not path.is_dir():
+        return False
+    try:
+        said = files.read_small(path / ".git")
+    except FileNotFoundError:
+        return not os.listdir(path)
+    except OSError:
+        return False
+    wanted = b"gitdir: " + os.fsencode(admin)
+    return said.rstrip(b"\n") == wanted or (wanted.startswith(said) and os.listdir(path) == [".git"])
+
+
+def require_identity(file: LeaseFile, *, registered: bool = True) -> Identity:
+    """Raise ``worktree_moved`` unless the directory at the lease's path is the one that was leased.
+
+    Its registration must carry the lease; without ``registered`` it may also be gone altogether.
+    """
     identity = file.identity
     path = file.lease.worktree_path
     if identity is None or not is_leased_directory(path, identity):
         raise LionwtError(
             "worktree_moved",
             f"{path} is not the directory that was leased to {file.worker_id!r}; nothing was changed",
-            hint="if it was moved, put it back; a symbolic link in its place is never followed",
+            hint="if it was moved, put it back; if it is lost, move away what lies there, "
+            "then run the same command again; a symbolic link in its place is never followed",
         )
-    if read_nonce(Path(identity.admin_dir)) != identity.nonce:
+    admin = Path(identity.admin_dir)
+    if read_nonce(admin) == identity.nonce or not (registered or os.path.lexists(admin)):
+        return identity
+    if not os.path.lexists(admin):
         raise LionwtError(
             "worktree_moved",
-            f"the registration {identity.admin_dir} no longer carries the lease of {file.worker_id!r}; "
-            "nothing was changed",
-            hint=f"its files are still in {path}; if that is its worktree, give the lock back: "
-            f'git worktree lock --reason "{lock_reason(identity.nonce)}" {path}',
+            f"the registration {admin} of {file.worker_id!r} is gone; nothing was changed",
+            hint=f"its files are still in {path}; save them as evidence and end the lease with "
+            "lionwt freeze --failed --accept-incomplete",
         )
-    return identity
+    raise LionwtError(
+        "worktree_moved",
+        f"the registration {admin} no longer carries the lease of {file.worker_id!r}; nothing was changed",
+        hint=f"its files are still in {path}; if that is its worktree, give the lock back: "
+        f'git worktree lock --reason "{lock_reason(identity.nonce)}" {shlex.quote(str(path))}',
+    )
 
 
 def is_leased_directory(path: Path, identity: Identity) -> bool:
