@@ -336,9 +336,12 @@ def _incomplete(root: Path, capture: Capture) -> list[tuple[str, str]]:
         ("embedded_repository", f"{git.text(name) or 'the worktree itself'} is a repository of its own")
         for name in capture.repositories
     ]
-    found += [("files_in_submodule", f"{git.text(name)} lies where a submodule belongs") for name in capture.shadowed]
-    found += [("unreadable", f"{git.text(name)} cannot be read") for name in capture.unreadable]
-    found += [("refused_by_git", f"{git.text(name)} is not taken by git") for name in capture.refused]
+    for code, what, told in (
+        ("files_in_submodule", capture.shadowed, "lies where a submodule belongs"),
+        ("unreadable", capture.unreadable, "cannot be read"),
+        ("refused_by_git", capture.refused, "is not taken by git"),
+    ):
+        found += [(code, f"{words.short(git.text(name))} {told}") for name in what]
     if capture.index_broken:
         found.append(("index_unreadable", f"the worker's index cannot be read ({capture.index_broken})"))
     return found

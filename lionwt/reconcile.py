@@ -147,7 +147,9 @@ def reconcile(
             found.ended.append(file)
         if file.record.status in _NEEDS_A_PERSON:
             found.standing.append(file)
-    trash.clear(run)
+    there = f"{os.sep}.trash{os.sep}"  # removed trees of other runs are told by reap
+    left = [why for why in trash.clear(run) if there not in why or f"{there}{run.file.run_id}." in why]
+    found.findings += trash_left(run, left)
     sweep(run)
     return found
 
@@ -297,6 +299,12 @@ def _decide_ended(
 def clock_is_wrong(file: LeaseFile, now: float) -> Finding:
     """The finding of a clock that stands before the lease was made: nothing is deleted by it."""
     return Finding.of(teardown.clock_is_wrong(file, now), file.worker_id)
+
+
+def trash_left(run: Run, reasons: list[str]) -> list[Finding]:
+    """The findings of what could not be deleted from the trash."""
+    hint = f"clear what is named, then: lionwt reap {run.argument}"
+    return [Finding("teardown_failed", f"the trash could not be emptied: {why}", hint=hint) for why in reasons]
 
 
 def _require_abandoned(run: Run, files: list[LeaseFile], takeover: bool) -> None:

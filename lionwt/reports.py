@@ -184,10 +184,15 @@ def _nothing_to_do(run: Run, done: Reconciliation) -> list[Line]:
 def of_reaping(done: Reaping, dry_run: bool) -> Answer:
     """The answer of ``reap``."""
     lines = _step_lines(done.steps, done.pending, dry_run)
-    return _upkeep(
+    if done.trash:
+        trees = words.count(len(done.trash), "removed tree", "removed trees")
+        lines.append(Line(f"trash: {trees}; {'would delete' if dry_run else 'deleted'}"))
+    answer = _upkeep(
         None, "reap", done.records, done.pending, done.findings, done.steps, done.exit_code(),
         lines or [Line("nothing has expired", "good")], [],
     )  # fmt: skip
+    answer.payload["trash"] = done.trash
+    return answer
 
 
 def _upkeep(

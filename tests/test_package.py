@@ -32,6 +32,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "migrations",
         "signals",
         "together",
+        "trees",
         "turn",
         "words",
     ),

@@ -335,3 +335,90 @@ def test_one_lease_that_cannot_be_ended_keeps_no_other(world: World, repo: Repo)
     shutil.rmtree(index)
     assert world.lionwt("reconcile", "r1", "--takeover").code == 0
     assert world.leftovers("r1", repo) == []
+
+
+@pytest.mark.parametrize("how", ["unlocked", "locked by another"])
+@pytest.mark.parametrize("gone", [False, True], ids=["there", "gone"])
+def test_a_registration_whose_lock_was_taken_is_given_back_by_what_the_hint_says(
+    world: World, repo: Repo, how: str, gone: bool
+) -> None:
+    """Design section 8: an explicit refusal says what to type, and that works."""
+    worker = world.lease("r1", "w1")["w1"]
+    tip = worker.commit("own", **{"own.txt": "own\n"})
+    repo.git("worktree", "unlock", worker.path)
+    if how == "locked by another":
+        repo.git("worktree", "lock", "--reason", "mine", worker.path)
+    if gone:
+        shutil.rmtree(worker.path)
+    refused = world.lionwt("reconcile", "r1", "--takeover", "--json")
+    assert (refused.code, refused.error) == (7, "worktree_moved"), refused
+    assert f"still in {worker.path}" in refused.json["error"]["hint"] or gone
+    subprocess.run(refused.json["next"][0], shell=True, check=True, env=repo.env, cwd=world.root)
+    answer = world.lionwt("reconcile", "r1", "--takeover", "--json")
+    assert (answer.code, answer.json["records"][0]["status"]) == (0, "discarded"), answer
+    assert tip in repo.git("bundle", "list-heads", str(world.evidence("r1", "w1") / "commits.bundle"))
+    assert world.leftovers("r1", repo) == []
+
+
+def test_a_freeze_of_a_worktree_that_is_gone_says_so_and_what_ends_it(world: World, repo: Repo) -> None:
+    """Case 48: what the operator swept away is told as it is, and the hint can be typed as it stands."""
+    worker = world.lease("r1", "w1")["w1"]
+    shutil.rmtree(worker.path)
+    refused = world.freeze("r1", "w1")
+    assert (refused.code, refused.error) == (7, "worktree_moved"), refused
+    assert "is gone" in refused.json["error"]["message"]
+    command = refused.json["next"][0].split()
+    assert world.lionwt(*command[1:]).code == 0
+    assert world.leftovers("r1", repo) == []
+
+
+@pytest.mark.parametrize("kind", ["empty", "garbled"])
+def test_an_object_that_a_loss_of_power_broke_is_named_with_the_way_on(world: World, repo: Repo, kind: str) -> None:
+    """Git syncs no loose object of a worker's: its last ones may be empty; moved away, they are made anew."""
+    worker = world.lease("r1", "w1")["w1"]
+    worker.write("f1.txt", "work\n")
+    oid = worker.git("hash-object", "-w", "f1.txt")
+    path = repo.path / ".git/objects" / oid[:2] / oid[2:]
+    path.chmod(0o600)
+    path.write_bytes(b"" if kind == "empty" else b"garbled")
+    answer = world.lionwt("reconcile", "r1", "--takeover", "--json")
+    assert (answer.code, answer.error) == (8, "git_failed"), answer
+    assert "move the file that is named away" in answer.json["error"]["hint"], answer
+    assert oid in answer.json["error"]["message"]
+    assert worker.path.exists()
+    path.unlink()
+    assert world.lionwt("reconcile", "r1", "--takeover").code == 0
+    world.evidence("r1", "w1")
+    assert b"work" in (world.evidence("r1", "w1") / "candidate.patch").read_bytes()
+
+
+def test_trash_that_cannot_be_deleted_is_told_by_reconcile_and_what_was_deleted_by_reap(
+    world: World, repo: Repo
+) -> None:
+    """Design section 8: what is left behind is named; a dry run says what would go."""
+    world.lease("r1", "w1", start=False)
+    trash = repo.path / ".worktrees/.trash"
+    left = trash / "r1.w0.01234567"
+    left.mkdir(parents=True)
+    (left / "file").touch()
+    dry = world.lionwt("reap", "r1", "--dry-run", "--json")
+    assert (dry.code, dry.json["trash"]) == (0, [str(left)]), dry
+    assert "trash: 1 removed tree; would delete" in world.lionwt("reap", "r1", "--dry-run").out
+    assert left.exists()
+    done = world.lionwt("reap", "r1", "--json")
+    assert (done.code, done.json["trash"], left.exists()) == (0, [str(left)], False), done
+    assert world.lionwt("reap", "r1").out.strip() == "nothing has expired"
+    left.mkdir(parents=True)
+    (left / "file").touch()
+    if subprocess.run(["chattr", "+i", left / "file"], capture_output=True).returncode:
+        pytest.skip("no immutable files here")
+    try:
+        answer = world.lionwt("reconcile", "r1", "--takeover", "--json")
+        assert (answer.code, answer.error) == (5, "teardown_failed"), answer
+        assert str(left) in answer.json["error"]["message"] and "lionwt reap" in answer.json["error"]["hint"]
+        assert world.record("r1", "w1")["status"] == "discarded"
+        assert world.lionwt("reconcile", "r1", "--takeover", "--json").code == 5
+        assert world.lionwt("reap", "r1", "--json").json["trash"] == []
+    finally:
+        subprocess.run(["chattr", "-i", left / "file"], check=True)
+    assert world.lionwt("reap", "r1").code == 0 and not left.exists()
