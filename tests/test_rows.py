@@ -422,3 +422,23 @@ def test_trash_that_cannot_be_deleted_is_told_by_reconcile_and_what_was_deleted_
     finally:
         subprocess.run(["chattr", "-i", left / "file"], check=True)
     assert world.lionwt("reap", "r1").code == 0 and not left.exists()
+
+
+@pytest.mark.parametrize("how", ["gone", "made anew"])
+def test_where_the_checkout_is_lost_the_answer_says_where_the_work_lies(world: World, repo: Repo, how: str) -> None:
+    """Design section 8, first row: nothing is changed, and a person finds what the workers did."""
+    repo.git("switch", "-q", "main")
+    checkout = world.root / "checkout"
+    repo.git("worktree", "add", "-q", checkout, "work")
+    worker = world.lease("r1", "w1", cwd=checkout)["w1"]
+    worker.write("f1.txt", "work\n")
+    assert world.freeze("r1", "w1").code == 0
+    repo.git("worktree", "remove", checkout)
+    if how == "made anew":
+        repo.git("worktree", "add", "-q", checkout, "work")
+    for words in (("reconcile", "r1", "--takeover"), ("promote", "r1"), ("status", "r1")):
+        answer = world.lionwt(*words, "--json", cwd=world.root)
+        assert (answer.code, answer.error) == (7, "repository_moved"), answer
+        hint = answer.json["error"]["hint"]
+        assert str(worker.path.parent) in hint and str(world.evidence("r1", "w1").parent) in hint
+    assert (worker.path / "f1.txt").read_text() == "work\n"
