@@ -209,8 +209,7 @@ def undo_allocation(run: Run, file: LeaseFile) -> tuple[LeaseFile, worktree.Remo
         worktree.drop_set_aside(run.common_dir, nonce)
         if os.path.isdir(path) and not os.listdir(path):
             os.rmdir(path)  # git made the directory and got no further
-    known = repository.find_branches(str(run.common_dir), branch).get(branch)
-    tip = run.file.base_sha if known is not None else None
+    tip = run.file.base_sha if repository.find_tip(str(run.common_dir), branch) is not None else None
     file = file.having(identity=identity)
     return file, worktree.remove(run.file, file, tip)
 

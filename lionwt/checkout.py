@@ -4,7 +4,8 @@ The ref is the truth and moves first; the checkout follows, under its own
 ``index.lock`` so that no commit can come between (design section 7, promote 5
 and 6). Whatever is done here touches only the paths of one merge, and of those
 only the ones that still hold the version before it, the version after it, or a
-torn prefix of that one. Everything else is the operator's and stays.
+torn prefix of that one. Everything else is the operator's and stays, whenever
+they wrote it: no file is written over (:mod:`lionwt.aside`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from lionwt import evidence, git, history, names, store, words, worktree
+from lionwt.aside import Aside, Noted, note
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.evidence import Change
 from lionwt.faults import point
@@ -27,12 +29,14 @@ from lionwt.listing import GITLINK, SYMLINK, Entry
 from lionwt.records import LeaseFile
 from lionwt.session import Run
 from lionwt.store import sync_dir
-from lionwt.values import State
+from lionwt.values import State, Value
 
 #: Seconds to wait for a git of the operator's to finish with the index.
 INDEX_WAIT: Final = 5.0
 #: So many paths in the way are named.
 _SHOWN: Final = 10
+#: How git says that a file has come to where it was to make one.
+_APPEARED: Final = (b"already exists, no checkout", b": File exists", b"is a directory")
 
 
 def blocked(what: str, hint: str) -> LionwtError:
@@ -46,6 +50,14 @@ class IndexLock(State):
     path: Path
     inode: int
     copy: Path
+
+
+class Look(Value, frozen=True):
+    """A checkout in which nothing is in the way: the changes to come, and what stands at their paths."""
+
+    merge: str
+    changes: list[Change]
+    noted: Noted
 
 
 class Checkout:
@@ -105,8 +117,9 @@ class Checkout:
         The lock appears with its owner's name in it, so that one which was left
         before any intent was on disk can be told from a git's, and removed.
         """
-        for leftover in self.git_dir.glob("lionwt-*.index.new"):
-            leftover.unlink(missing_ok=True)
+        if not self.lock_path.exists():  # without it, and under the promotion lock, all copies are the dead's
+            for leftover in self.git_dir.glob("lionwt-*.index*"):
+                leftover.unlink(missing_ok=True)
         copy = self.git_dir / f"lionwt-{os.urandom(6).hex()}.index"
         stamp = b"lionwt %s %s\n" % (os.fsencode(copy.name), os.fsencode(file.lease.state_path))
         made = Path(f"{copy}.new")
@@ -216,14 +229,15 @@ class Checkout:
         stamp = self._stamp()
         return stamp is not None and stamp[:2] == (lock.inode, lock.copy.name)
 
-    def require_clear(self, lock: IndexLock, expected: str, merge: str) -> None:
+    def require_clear(self, lock: IndexLock, expected: str, merge: str) -> Look:
         """Raise ``checkout_blocked`` when an operator's file is in the way of the merge."""
+        changes = evidence.changes_between(self.run.private(), expected, merge)
+        noted = note(os.fsencode(self.root), [change.path for change in changes])  # before git looks
         private = self._as_sparse_as_it_is(self.private(lock.copy))
         private.run(
             "update-index", "-q", "--ignore-submodules", "--refresh", ok=(0, 1), timeout=git.CONTENT
         )  # 1: something differs
         tried = private.run("read-tree", "-n", "-m", "-u", expected, merge, ok=(0, 1, 128), timeout=git.CONTENT)
-        changes = evidence.changes_between(self.run.private(), expected, merge)
         in_way = {path: "not committed" for path in self._uncommitted(private, expected, changes) if tried.code}
         for path in self._removed(private, [change.path for change in changes if change.status in "MT"]):
             in_way[path] = "removed, not committed"
@@ -237,6 +251,7 @@ class Checkout:
                 f"files of yours in {self.root} are in the way: {words.some(said, 6, '; ')}",
                 "commit them, stash them or move them away, then promote again",
             )
+        return Look(merge, changes, noted)
 
     def _in_the_way(self, in_way: Mapping[bytes, str]) -> LionwtError:
         """The error that names what is in the way, and how it is put aside."""
@@ -315,22 +330,16 @@ class Checkout:
                 obstacles.update((inner, None) for inner in inside if inner not in tracked)
         return list(obstacles)
 
-    def forward(self, lock: IndexLock, expected: str, merge: str, keep_fd: int) -> list[str]:
-        """Bring tree and index copy from ``expected`` to ``merge``; returns paths left as they are.
+    def forward(self, lock: IndexLock, look: Look, keep_fd: int) -> list[str]:
+        """Bring tree and index copy over ``look.changes``; returns paths left as they are.
 
-        git looks at every file first and writes afterwards. What is saved over a
-        file of this merge between these two, milliseconds apart, is overwritten,
-        as by any checkout; so it is where lionwt was killed and this child goes
-        on to its end, under the promotion lock that ``reconcile`` waits for. An
-        edit from before the look stops the landing, and one from after the write
-        stays.
+        What is no longer as the look found it is the operator's, and stays. Where
+        lionwt was killed, a child goes on to its end under the promotion lock that
+        ``reconcile`` waits for.
         """
-        private = self._as_sparse_as_it_is(self.private(lock.copy)).keeping(keep_fd)
-        done = private.run("read-tree", "-m", "-u", expected, merge, ok=(0, 1, 128), timeout=git.CONTENT)
-        if done.code == 0:
-            return []
-        # Something came into the way since the look; path by path then.
-        return self.repair(lock, expected, merge, keep_fd)
+        private = self.private(lock.copy).keeping(keep_fd)
+        held = self._index_entries(private)
+        return self._write(self._aside(look.merge), private, look.changes, look.changes, look.noted, held, [])
 
     def install(self, lock: IndexLock) -> None:
         """Make the updated copy the index, and only then release the lock.
@@ -366,12 +375,30 @@ class Checkout:
         """
         objects = self.run.private()
         changes = evidence.changes_between(objects, expected, merge)
+        every = changes
         if head is not None and head != merge:
             moved_on = {change.path for change in evidence.changes_between(objects, merge, head)}
             changes = [change for change in changes if change.path not in moved_on]
         private = self.private(lock.copy).keeping(keep_fd)
         held = self._index_entries(private)
+        aside = self._aside(merge)
+        kept = self._give_back(aside, every, changes)
+        noted = note(os.fsencode(self.root), [change.path for change in changes])
         writable, left = self._sort_out(changes, held)
+        left += kept
+        return self._write(aside, private, changes, writable, noted, held, left)
+
+    def _write(
+        self,
+        aside: Aside,
+        private: git.Git,
+        changes: Sequence[Change],
+        writable: Sequence[Change],
+        noted: Noted,
+        held: dict[bytes, tuple[Entry, bool]],
+        left: list[bytes],
+    ) -> list[str]:
+        """Bring the index copy over ``changes``, and the files of those that are ``writable``."""
         lines = []
         for change in changes:
             entry, _ = held.get(change.path, (None, False))
@@ -379,18 +406,34 @@ class Checkout:
                 lines.append(_index_line(change))
         lines.sort(key=lambda line: not line.startswith(b"0 "))  # removals first: a directory may become a file
         private.run("update-index", "-z", "--index-info", stdin=b"".join(lines), timeout=git.CONTENT)
-        point("promote.repaired_index")
+        point("promote.index_updated")
         skips = {change.path for change in changes if held.get(change.path, (None, False))[1]}
         skips |= self._left_out(private, [change.path for change in changes if change.path not in held])
         skips = {change.path for change in changes if change.path in skips and change.status != "D"}
         absent = {path for path in skips if not os.path.lexists(self._absolute(path))}
-        self._write_files(private, [change for change in writable if change.path not in absent], left)
-        point("promote.repaired_files")
+        self._write_files(aside, private, [change for change in writable if change.path not in absent], noted, left)
         if skips:
             private.run(
                 "update-index", "-z", "--skip-worktree", "--stdin", stdin=b"".join(p + b"\0" for p in sorted(skips))
             )
         return sorted({git.text(path) for path in left})
+
+    def _aside(self, merge: str) -> Aside:
+        """Where a landing moves files to: known from its journal, whoever goes on with it."""
+        return Aside(os.fsencode(self.root), os.fsencode(self.git_dir / f"lionwt-{merge}.aside"))
+
+    def put_back(self, expected: str, merge: str) -> list[str]:
+        """Put back what a landing moved aside where the checkout has left the target since; returns what stays."""
+        changes = evidence.changes_between(self.run.private(), expected, merge)
+        return [git.text(place) for place in self._give_back(self._aside(merge), changes, [])]
+
+    def _give_back(self, aside: Aside, changes: Sequence[Change], handled: Sequence[Change]) -> list[bytes]:
+        with self.run.scratch(".repair") as scratch:
+            return aside.give_back(
+                {change.path for change in handled},
+                lambda place: self._matching(scratch, [(c.path, c.old) for c in changes], Path(git.text(place))),
+                lambda taken: self._landed(scratch, [change for change in handled if change.path in taken]),
+            )
 
     def _left_out(self, private: git.Git, new: Sequence[bytes]) -> set[bytes]:
         """The paths among ``new`` entries of the index that the operator's sparse definition leaves out."""
@@ -418,15 +461,13 @@ class Checkout:
     ) -> tuple[list[Change], list[bytes]]:
         """The changes whose file may be written, and the paths that hold something of the operator's."""
         with self.run.scratch(".repair") as scratch:
-            as_old = self._matching(scratch, [(change.path, change.old) for change in changes])
-            as_new = self._matching(scratch, [(change.path, change.new) for change in changes])
-            unknown = [change for change in changes if change.path not in as_old and change.path not in as_new]
-            torn = self._torn(scratch, unknown)
+            as_old = self._matching(scratch, [(change.path, change.old) for change in changes], self.root)
+            landed = self._landed(scratch, [change for change in changes if change.path not in as_old])
         writable, left = [], []
         for change in changes:
             entry, skipped = held.get(change.path, (None, False))
             staged = entry is not None and entry not in (change.old, change.new)
-            known = change.path in as_old or change.path in as_new or change.path in torn
+            known = change.path in as_old or change.path in landed
             known = known or (skipped and not os.path.lexists(self._absolute(change.path)))
             if known and not staged:
                 writable.append(change)
@@ -434,14 +475,19 @@ class Checkout:
                 left.append(change.path)
         return writable, left
 
-    def _matching(self, scratch: Path, wanted: Sequence[tuple[bytes, Entry]]) -> set[bytes]:
-        """The paths whose file is exactly that version (or is absent where the version is)."""
+    def _landed(self, scratch: Path, changes: Sequence[Change]) -> set[bytes]:
+        """The paths that hold what the landing writes there, whole or torn, and nothing of the operator's."""
+        whole = self._matching(scratch, [(change.path, change.new) for change in changes], self.root)
+        return whole | self._torn(scratch, [change for change in changes if change.path not in whole])
+
+    def _matching(self, scratch: Path, wanted: Sequence[tuple[bytes, Entry]], top: Path) -> set[bytes]:
+        """The paths below ``top`` whose file is exactly that version (or is absent where the version is)."""
         index = scratch / "match"
         index.unlink(missing_ok=True)
-        private = self.private(index)
+        private = git.private(self.run.paths.git_dir, self.run.common_dir, work_tree=top, index=index)
         found = set()
         lines = []
-        root = os.fsencode(self.root)
+        root = os.fsencode(top)
         for path, entry in wanted:
             if entry.mode == "000000":
                 full = os.path.join(root, path)
@@ -477,26 +523,61 @@ class Checkout:
             if _is_prefix(self._absolute(change.path), os.path.join(os.fsencode(scratch), b"new", change.path))
         }
 
-    def _write_files(self, private: git.Git, changes: Sequence[Change], left: list[bytes]) -> None:
+    def _write_files(
+        self, aside: Aside, private: git.Git, changes: Sequence[Change], noted: Noted, left: list[bytes]
+    ) -> None:
+        """Write the files of ``changes``; paths that hold anything but what was ``noted`` go to ``left``."""
         root = os.fsencode(self.root)
+        taken = []
         for change in changes:
-            if change.new.mode == "000000" and not _beyond_link(root, change.path):
+            if _beyond_link(root, change.path) or not aside.take(change.path, noted.get(change.path)):
+                left.append(change.path)
+            else:
+                taken.append(change)
+        point("promote.set_aside")
+        for change in taken:
+            if change.old.mode == GITLINK and change.new.mode != GITLINK:
                 with contextlib.suppress(OSError):
-                    os.unlink(self._absolute(change.path))
+                    os.rmdir(self._absolute(change.path))  # git leaves a submodule that was checked out
+            if change.new.mode == "000000":
                 _drop_empty_dirs(root, change.path)
         present = []
-        for change in changes:
-            if change.new.mode in ("000000", GITLINK):
+        for change in taken:
+            if change.new.mode == "000000":
                 continue
             path = self._absolute(change.path)
-            in_way = os.path.isdir(path) and not os.path.islink(path)
-            if in_way or _beyond_link(root, change.path) or _file_above(root, change.path):
+            if change.new.mode == GITLINK:
+                with contextlib.suppress(OSError):
+                    os.makedirs(path, exist_ok=True)
+            elif os.path.lexists(path) or _file_above(root, change.path):
                 left.append(change.path)
             else:
                 present.append(change.path)
-        if present:
-            stdin = b"".join(path + b"\0" for path in present)
-            private.run("checkout-index", "-f", "-u", "-z", "--stdin", stdin=stdin, timeout=git.CONTENT)
+        left += self._write_new(private, present)
+        point("promote.files_written")
+        left += aside.drop(noted, lambda late: late.intersection(present) - self._differing(private))
+
+    @staticmethod
+    def _differing(private: git.Git) -> set[bytes]:
+        """The tracked paths whose file is not what the index says that git has written."""
+        return set(git.records(private.run("diff-files", "-z", "--name-only", timeout=git.CONTENT).out))
+
+    @classmethod
+    def _write_new(cls, private: git.Git, paths: list[bytes]) -> list[bytes]:
+        """Let git write files where none are; moves the paths where one has appeared from ``paths`` to the answer."""
+        if not paths:
+            return []
+        stdin = b"".join(path + b"\0" for path in paths)
+        # Never forced: git makes each file itself, or leaves what it finds.
+        done = private.run("checkout-index", "-u", "-z", "--stdin", stdin=stdin, ok=(0, 1, 128), timeout=git.CONTENT)
+        if done.code == 0:
+            return []
+        if not all(line.endswith(_APPEARED) for line in done.err.splitlines()):
+            raise git.failure(("checkout-index",), done)
+        differing = cls._differing(private)
+        appeared = [path for path in paths if path in differing]
+        paths[:] = [path for path in paths if path not in differing]
+        return appeared
 
 
 def _index_line(change: Change) -> bytes:

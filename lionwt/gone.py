@@ -27,12 +27,13 @@ from lionwt.store import make_own_dir, move_file, sync_dir
 def end(run: Run, file: LeaseFile) -> LeaseFile:
     """Save the commits, then end the lease as failed."""
     branch = names.HEADS + file.lease.branch_name
-    anchors = names.anchor_prefix(run.file.run_id, file.worker_id).rstrip("/")
-    known = repository.find_branches(str(run.common_dir), branch, anchors)
-    tip = known[branch].oid if branch in known else None
+    common_dir = str(run.common_dir)
+    anchors = repository.find_branches(common_dir, names.anchor_prefix(run.file.run_id, file.worker_id)).values()
+    tip = repository.find_tip(common_dir, branch)
+    known = [oid for oid in (tip, *(anchor.oid for anchor in anchors)) if oid is not None]
     with run.scratch(file.worker_id) as scratch:
         staged, lost = _staged(run, file, scratch)
-        tips = _tips(run, file, [*(found.oid for found in known.values()), *staged])
+        tips = _tips(run, file, [*known, *staged])
         ref = _save(run, file, scratch, tips)
     if known or _admin(file) is not None:
         file = file.noting("worktree_gone", f"{file.lease.worktree_path} had been removed by somebody else")

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from lionwt import files, git, mounts, names, trees, words
+from lionwt import files, git, mounts, names, repository, trees, words
 from lionwt.errors import LionwtError
 from lionwt.records import Identity, Lease, LeaseFile, RunFile
 from lionwt.values import Value
@@ -75,11 +75,8 @@ def read(run: RunFile, private_dir: Path, file: LeaseFile, identity: Identity, r
     head = head_ref = None
     if Path(identity.admin_dir, "HEAD").is_file():
         head, head_ref = _stands(shared)
-    refs = git.text(
-        common.run("for-each-ref", "--format=%(refname) %(objectname)", branch, "refs/stash").out
-    ).splitlines()
-    found = dict(line.split(" ", 1) for line in refs)
-    tip = found.get(branch)
+    # HEAD on the branch has said where that is.
+    tip = head if head_ref == branch and head is not None else repository.find_tip(run.common_dir.path, branch)
     notes: list[tuple[str, str]] = []
     if head is None:
         notes.append(("worker_left_base", "HEAD names no commit; the change is one commit on the base"))
@@ -91,7 +88,7 @@ def read(run: RunFile, private_dir: Path, file: LeaseFile, identity: Identity, r
     elif head is not None and tip != head:
         notes.append(("worker_left_branch", f"{file.lease.branch_name} is at {tip}, HEAD at {head}"))
     notes += _unreadable_reflog(shared)
-    if "refs/stash" in found:
+    if "refs/stash" in repository.find_branches(run.common_dir.path, "refs/stash"):
         notes += _stashes(common, shared, file.lease, is_detached=head_ref is None)
     if head in (None, run.base_sha) and tip in (None, run.base_sha):
         # Nothing was committed, unless HEAD has been somewhere and come back.

@@ -115,7 +115,7 @@ def land(run: Run, file: LeaseFile, expected: str, tree: str, lock_fd: int) -> L
         point("promote.index_locked")
         if target_head(run) != expected:  # a commit that was being made while the lock was waited for
             raise moved(run, expected)
-        checkout.require_clear(lock, expected, commit)
+        look = checkout.require_clear(lock, expected, commit)
         landing = Landing(
             expected=expected,
             merge=commit,
@@ -134,7 +134,7 @@ def land(run: Run, file: LeaseFile, expected: str, tree: str, lock_fd: int) -> L
             has_moved = True
             point("promote.moved")
             try:
-                left = checkout.forward(lock, expected, commit, lock_fd)
+                left = checkout.forward(lock, look, lock_fd)
                 point("promote.updated")
                 checkout.install(lock)
             except (LionwtError, OSError) as error:

@@ -86,9 +86,18 @@ class Reconciliation(State):
         """The one exit code (design section 5): what a person must look at counts, a discarded worker does not."""
         codes = [finding.exit_code for finding in self.findings]
         codes += [entry.error.exit_code for entry in self.pending]
-        for record in self.records:
-            codes.append(_NEEDS_A_PERSON.get(record.status, 0))
+        codes += [_left_for_a_person(file) for file in self.standing]
         return worst(codes) if codes else 0
+
+
+def _left_for_a_person(file: LeaseFile) -> int:
+    """The exit code of an ended lease that somebody must look at; 0 of all others."""
+    record, outcome = file.record, file.outcome
+    if record is None:
+        return 0
+    if record.status == "promoted" and outcome is not None and outcome.code:  # files of the checkout stayed behind
+        return 4
+    return _NEEDS_A_PERSON.get(record.status, 0)
 
 
 class Seen(Value, frozen=True):
@@ -145,7 +154,7 @@ def reconcile(
         found.records.append(file.record)
         if entry.worker_id in worked_on:
             found.ended.append(file)
-        if file.record.status in _NEEDS_A_PERSON:
+        if _left_for_a_person(file):
             found.standing.append(file)
     there = f"{os.sep}.trash{os.sep}"  # removed trees of other runs are told by reap
     left = [why for why in trash.clear(run) if there not in why or f"{there}{run.file.run_id}." in why]

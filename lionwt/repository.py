@@ -161,6 +161,19 @@ def find_branches(common_dir: str, *patterns: str) -> dict[str, Branch]:
     return branches
 
 
+def find_tip(common_dir: str, full: str) -> str | None:
+    """The commit that the one ref ``full`` names, or None.
+
+    Unlike a pattern, for which git reads every ref of the same directory.
+    """
+    found = git.shared(common_dir).run("show-ref", "--verify", "--hash", full, ok=(0, 1, 128))
+    if found.code == 0:
+        return git.text(found.out).strip()
+    if b"not a valid ref" in found.err:
+        return None
+    raise git.failure(("show-ref",), found)
+
+
 def resolve_target(common_dir: str, name: str) -> Branch:
     """The branch that ``name`` means, followed through symrefs (design section 4).
 

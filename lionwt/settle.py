@@ -12,6 +12,7 @@ from pathlib import Path
 from lionwt import git, landing, teardown
 from lionwt.checkout import Checkout, IndexLock
 from lionwt.errors import LionwtError
+from lionwt.faults import point
 from lionwt.records import Landing, LeaseFile, Outcome
 from lionwt.session import Run
 
@@ -86,11 +87,13 @@ def _bring_forward(run: Run, file: LeaseFile, intended: Landing, head: str, lock
     checkout = Checkout(run)
     on = checkout.shared().run("symbolic-ref", "--quiet", "HEAD", ok=(0, 1))
     if git.text(on.out).strip() != run.file.target:
+        kept = checkout.put_back(intended.expected, intended.merge)
         _drop_lock(run, intended)
-        return []  # the operator has gone elsewhere; git brought that checkout there
+        return kept  # the operator has gone elsewhere; git brought that checkout there
     lock = _adopt_lock(checkout, intended, file)
     try:
         left = checkout.repair(lock, intended.expected, intended.merge, lock_fd, head)
+        point("promote.updated")
         checkout.install(lock)
     except (LionwtError, OSError) as error:
         # The lock stays: git must refuse until it is finished.

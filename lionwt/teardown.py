@@ -114,7 +114,7 @@ def _retain(run: Run, file: LeaseFile) -> LeaseFile | None:
     if file.policy.retention_until is None or file.policy.retention_until <= time.time():
         return None
     stands = file.identity is not None and worktree.is_leased_directory(file.lease.worktree_path, file.identity)
-    if not stands or branch not in repository.find_branches(str(run.common_dir), branch):
+    if not stands or repository.find_tip(str(run.common_dir), branch) is None:
         return None
     ending = file.to("terminal", "promote", intent=None)
     record = Record(

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
+from typing import Final
 
-from lionwt import mounts, names
+from lionwt import mounts, names, processes
 from lionwt.errors import LionwtError
 from lionwt.faults import point
 from lionwt.session import Run
+
+#: Seconds in which a process that still writes into a removed tree may come to its end.
+PATIENCE: Final = 10.0
+_STILL_WRITTEN_TO: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)
 
 
 def clear(run: Run) -> list[str]:
@@ -61,14 +67,31 @@ def _listed(trash: Path) -> list[Path]:
 
 def _delete(entries: list[Path]) -> list[str]:
     errors: list[str] = []
+    deadline = time.monotonic() + PATIENCE
     for entry in entries:
         try:
-            _delete_tree(entry)
+            _delete_to_the_end(entry, deadline)
         except FileNotFoundError:
             pass  # another lionwt was quicker
         except OSError as error:
             errors.append(str(error.strerror) if error.errno == errno.EBUSY else f"{entry}: {error.strerror}")
     return errors
+
+
+def _delete_to_the_end(entry: Path, deadline: float) -> None:
+    """Delete a tree into which the git of a dead lionwt may still be writing what it was told to."""
+    while True:
+        try:
+            _delete_tree(entry)
+            return
+        except OSError as error:
+            if error.errno not in _STILL_WRITTEN_TO or not os.path.lexists(entry):
+                raise
+            if time.monotonic() >= deadline or not processes.standing_in(entry):
+                # Whoever stood there may have ended since the attempt.
+                _delete_tree(entry)
+                return
+        time.sleep(0.05)
 
 
 def _tidy(main_worktree: Path, run_id: str) -> None:

@@ -21,6 +21,9 @@ What the ADR leaves open is decided here:
   steps; it is never cancelled as a nested task. A child task of either is.
 * A call from a message signal's observer is nested while the turn is active. Finalization awaits
   it, as it awaits every signal, instead of cancelling it.
+* A nested stream that is still open when its turn ends is closed with it, before the terminal
+  signal. Its next step raises `TurnFinalizingError`: it is not exhausted, and does not run on
+  beside a later turn.
 * A nested task may close the stream of its own turn: neither it nor a task that waits for it is
   cancelled or awaited by that close. The same holds for a task that waits for the turn itself.
 * `StopStream` ends a stream silently; out of a coroutine turn it means `RunEnd` as well, and goes
@@ -165,7 +168,7 @@ class StopStream(Exception):
 
 
 class TurnFinalizingError(RuntimeError):
-    """A task inherited this host's turn binding after finalization began (D2)."""
+    """A call, or a step of a nested stream, from inside a turn that is ending or has ended (D2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +195,7 @@ class _Lazy:
             value: object
             if name == "turn_id":
                 value = uuid4()
-            elif name in ("signal_tasks", "nested_tasks"):
+            elif name in ("signal_tasks", "nested_tasks", "_streams"):
                 value = set()
                 self._has_tasks = True
             elif name == "provider_blocks":
@@ -221,6 +224,7 @@ class TurnExecutionContext(_Lazy):
     control: LoopControl | None = None
     signal_tasks: set[Task[Any]] = field(default_factory=set)
     nested_tasks: set[Task[Any]] = field(default_factory=set)
+    _streams: set[_Place] = field(default_factory=set, init=False, repr=False)  # nested, and open
     _has_tasks: bool = field(default=True, init=False, repr=False)
 
     def _child_done(self, task: Task[Any]) -> None:
@@ -594,12 +598,13 @@ def stream_in_turn(
 class TurnStream(AsyncGenerator[T, Any]):
     """The iterator that `stream_in_turn` returns; it behaves as an async generator (D4)."""
 
-    __slots__ = ("__weakref__", "_asked_for", "_between", "_starting", "_steps", "_turn")
+    __slots__ = ("__weakref__", "_asked_for", "_between", "_nested", "_starting", "_steps", "_turn")
 
     def __init__(self, branch: TurnHost, model: Any, invoke: Callable[[TurnScope], AsyncIterator[T]]) -> None:
         self._asked_for = (branch, model, invoke)
         self._starting = False
         self._steps: AsyncGenerator[T, Any] | None = None
+        self._nested: _Place | None = None
         self._turn = turn = _Turn()
         turn.state = branch.turn_state
         turn.scope = None
@@ -626,6 +631,8 @@ class TurnStream(AsyncGenerator[T, Any]):
         if self._steps is None:
             self._end_unstarted()
         else:
+            if self._nested is not None:
+                self._nested.cut = False
             await _through(self._steps.aclose())
 
     def _ask(self, step: str, *value: Any) -> Coroutine[Any, Any, T]:
@@ -643,7 +650,15 @@ class TurnStream(AsyncGenerator[T, Any]):
             self._end_unstarted()
         elif self._steps is None and value not in ((), (None,)):
             raise TypeError("a stream that has not started can be sent nothing but None")
-        steps = self._steps or await self._start()
+        steps: Any = self._steps or await self._start()
+        place = self._nested
+        if place is not None and place.inside.root is not None and place.inside.root.state is None:
+            if steps.ag_frame is not None and not steps.ag_running:  # its turn could not close it
+                place.cut = True
+                await _through(steps.aclose())
+            if place.cut:
+                place.cut = False
+                raise TurnFinalizingError("the turn that this stream was part of has ended, and the stream with it")
         return cast(T, await _through(getattr(steps, step)(*value)))
 
     async def _start(self) -> AsyncGenerator[T, Any]:
@@ -658,6 +673,8 @@ class TurnStream(AsyncGenerator[T, Any]):
                 place = _Place(_Inside(root, binding.signal), self._between, ())
                 turn.state = None
                 self._steps = _steps(None, model, invoke, scope, place)
+                self._nested = place
+                place.steps = weakref.ref(self._steps)
             else:
                 task = _own_task()
                 if state.active is not None or state._handed is not None:
@@ -710,10 +727,15 @@ def _through(step: Any) -> Generator[Any, Any, Any]:
 class _Place:
     """Where the steps of a stream are bound: `inside` during one, `outside` between two."""
 
-    __slots__ = ("_between", "_during", "_inner", "_outside", "_shown", "inside")
+    __slots__ = ("_between", "_during", "_inner", "_outside", "_shown", "cut", "ended", "inside", "steps")
 
     def __init__(self, inside: _Binding, between: _Inside, outside: _Chain) -> None:
         self.inside = inside
+        # Of a nested stream: its steps, who waits for their end, and whether its turn has closed it
+        # and nobody was told yet.
+        self.steps: weakref.ref[Any] | None = None
+        self.ended: Future[None] | None = None
+        self.cut = False
         self._between = between
         self._outside = outside
         self._inner: _Chain = ()  # what the body itself holds open
@@ -751,6 +773,8 @@ async def _steps(
     source: Any = None
     started = 0.0
     at_yield = False
+    if branch is None:
+        context._streams.add(place)
     try:
         place.enter()
         try:
@@ -799,6 +823,9 @@ async def _steps(
         else:
             place.inside.state = None
             _bindings.set(_live(_bindings.get()))
+            context._streams.discard(place)
+            if place.ended is not None and not place.ended.done():
+                place.ended.set_result(None)
 
 
 async def _end_stream(
@@ -819,6 +846,9 @@ async def _end_stream(
             logger.warning("closing the stream of a turn failed", exc_info=failed)
             failed = None
     if branch is not None:
+        if context._has_tasks:  # closing the source may have left streams behind that it had opened
+            later = await _end_streams(context)
+            cancelled = cancelled or later
         later = await _finalize(branch, context, started, failure=failure or failed)
         cancelled = cancelled or later
     return failed, cancelled
@@ -879,9 +909,32 @@ async def _end_tasks(context: TurnExecutionContext) -> CancelledError | None:
             cancelled = exc.with_traceback(None)
     else:
         cancelled = await _settle(nested)
+    later = await _end_streams(context)
+    cancelled = cancelled or later
     while signals := unfinished(context.signal_tasks):
         later = await _settle(signals)
         cancelled = cancelled or later
+    return cancelled
+
+
+async def _end_streams(context: TurnExecutionContext) -> CancelledError | None:
+    """Close the nested streams that are open (D2). One that was dropped is being closed by the loop."""
+    cancelled: CancelledError | None = None
+    for place in tuple(context._streams):
+        steps = None if place.steps is None else place.steps()
+        closing: Future[None]
+        if place not in context._streams or (steps is not None and steps.ag_running):
+            continue  # it has ended meanwhile, or whoever is at it cannot be waited for: its next step ends it
+        if steps is None:
+            closing = place.ended = get_running_loop().create_future()
+        else:
+            place.cut = True
+            closing = _spawn(steps.aclose)
+        del steps
+        later = await _settle([closing])
+        cancelled = cancelled or later
+        if not closing.cancelled() and closing.exception() is not None:
+            logger.warning("closing a nested stream failed", exc_info=closing.exception())
     return cancelled
 
 
@@ -954,7 +1007,7 @@ def _spawn(function: Callable[..., Awaitable[object]], *args: Any) -> Task[None]
     return Task(call(), loop=task.get_loop())
 
 
-async def _settle(tasks: Sequence[Task[Any]]) -> CancelledError | None:
+async def _settle(tasks: Sequence[Future[Any]]) -> CancelledError | None:
     """Wait until all are done, whoever cancels; the first cancellation, for the caller to raise.
 
     Never `uncancel()`: the cancellation is put off, not withdrawn.

@@ -445,25 +445,60 @@ def drop_set_aside(common_dir: Path, nonce: str) -> None:
 def _delete_refs(run: RunFile, file: LeaseFile, tip: str | None, errors: list[str]) -> bool:
     """Delete the branch at ``tip`` and the anchors; True when a look finds the branch gone."""
     branch = names.HEADS + file.lease.branch_name
-    anchors = names.anchor_prefix(run.run_id, file.worker_id)
-    shared = git.shared(run.common_dir.path)
-    listed = shared.run(
-        "for-each-ref", "--format=%(refname)%00%(objectname)%00%(worktreepath)%00", branch, anchors.rstrip("/")
-    )
-    fields = [git.text(part).lstrip("\n") for part in listed.out.split(b"\0")[:-1]]
-    commands = []
-    deletes_branch = False
-    for name, oid, used_by in zip(fields[::3], fields[1::3], fields[2::3], strict=True):
-        if name == branch and oid != tip:
-            errors.append(f"branch {file.lease.branch_name} moved to {oid} after the freeze; it was kept")
-        elif name == branch and used_by:
-            errors.append(f"branch {file.lease.branch_name} is checked out at {used_by}; it was kept")
-        elif name == branch or name.startswith(anchors):
-            deletes_branch = deletes_branch or name == branch
-            commands.append(b"delete " + os.fsencode(name) + b"\0" + os.fsencode(oid) + b"\0")
-    if commands:
+    common_dir = run.common_dir.path
+    shared = git.shared(common_dir)
+    anchors = repository.find_branches(common_dir, names.anchor_prefix(run.run_id, file.worker_id))
+    commands = [_delete(anchor.full, anchor.oid) for anchor in anchors.values()]
+    used_by = _checked_out_at(run, branch)
+    if tip is not None and used_by is None and not git.update_refs(shared, [*commands, _delete(branch, tip)]).code:
+        commands = []
+    still = repository.find_tip(common_dir, branch)
+    if still is not None and still != tip:
+        errors.append(f"branch {file.lease.branch_name} moved to {still} after the freeze; it was kept")
+    elif still is not None and used_by is not None:
+        errors.append(f"branch {file.lease.branch_name} is checked out at {used_by}; it was kept")
+    elif still is not None:
+        commands.append(_delete(branch, still))
+    if commands:  # without what stood in the way
         result = git.update_refs(shared, commands)
         if result.code:
             errors.append(f"deleting {file.lease.branch_name}: {git.text(result.err).strip()}")
-    still = shared.run("for-each-ref", "--format=%(refname)", branch).out.splitlines()
-    return os.fsencode(branch) not in still
+        still = repository.find_tip(common_dir, branch)
+    if still is None and os.path.isfile(broken := os.path.join(common_dir, branch)):
+        errors.append(f"{broken} names no commit, so git sees no branch there; it was left as it is")
+        return False
+    return still is None
+
+
+def _delete(ref: str, oid: str) -> bytes:
+    return b"delete " + os.fsencode(ref) + b"\0" + os.fsencode(oid) + b"\0"
+
+
+def _checked_out_at(run: RunFile, branch: str) -> str | None:
+    """The worktree whose HEAD is ``branch``, or None; asked for this, git reads each registration many times over."""
+    common_dir = run.common_dir.path
+    if _is_head(f"{common_dir}/HEAD", branch):
+        return run.main_worktree.path
+    root = f"{common_dir}/worktrees"
+    for entry in os.listdir(root) if os.path.isdir(root) else ():
+        if _is_head(f"{root}/{entry}/HEAD", branch):
+            try:
+                return os.path.dirname(git.text(files.read_small(Path(root, entry, "gitdir")).strip()))
+            except OSError:
+                return f"{root}/{entry}"
+    return None
+
+
+def _is_head(path: str, branch: str) -> bool:
+    try:
+        # As short as can be, since there may be thousands; a FIFO is not waited for.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        # core.preferSymlinkRefs
+        return os.path.islink(path) and os.readlink(path) == branch
+    try:
+        return os.read(fd, 4096).strip() == b"ref: " + os.fsencode(branch)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)

@@ -25,6 +25,7 @@ PROJECT = Path(__file__).parent.parent
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("__init__", "values"),
     (
+        "aside",
         "command",
         "errors",
         "faults",

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import LIONWT, Answer, Repo, World, go_on, unprivileged
+from tests.conftest import LIONWT, Answer, Repo, World, go_on, unprivileged, wait_until
 
 NEW = {"new.txt": "new\n"}
 RECONCILE = ("reconcile", "r1", "--json", "--takeover")
@@ -57,6 +58,31 @@ def test_a_branch_that_is_checked_out_elsewhere_is_kept(world: World, repo: Repo
     errors = torn_down_in_part(world, world.promote("r1"), worktree=True, branch=False)
     assert str(other) in errors[0]
     assert repo.git("-C", other, "status", "--porcelain") == "" and repo.head("lionagi/r1/w1")
+
+
+def test_a_branch_that_the_checkout_itself_has_through_a_symlink_is_kept(world: World, repo: Repo) -> None:
+    """The same for the main worktree, and for a HEAD as core.preferSymlinkRefs makes it."""
+    world.frozen("r1", {"w1": NEW}, policy="patch_only")
+    repo.git("-c", "core.preferSymlinkRefs=true", "symbolic-ref", "HEAD", "refs/heads/lionagi/r1/w1")
+    assert (repo.path / ".git" / "HEAD").is_symlink()
+    answer = world.promote("r1")
+    assert (answer.code, answer.error) == (5, "teardown_failed"), answer
+    assert f"checked out at {repo.path}" in answer.json["error"]["message"]
+    repo.git("symbolic-ref", "HEAD", "refs/heads/work")
+    assert world.lionwt(*RECONCILE).code == 0 and world.leftovers("r1", repo) == []
+
+
+def test_a_branch_of_rubbish_is_not_said_to_be_deleted(world: World, repo: Repo) -> None:
+    """ADR-0091 D5: removal is observed; a ref file that git cannot read is still there."""
+    world.frozen("r1", {"w1": NEW}, policy="patch_only")
+    ref = repo.path / ".git" / "refs" / "heads" / "lionagi" / "r1" / "w1"
+    ref.write_text("rubbish\n")
+    answer = world.promote("r1")
+    assert (answer.code, answer.error) == (5, "teardown_failed"), answer
+    assert str(ref) in answer.json["error"]["message"] and ref.read_text() == "rubbish\n"
+    assert not world.record("r1", "w1")["branch_deleted"]
+    ref.unlink()
+    assert world.lionwt(*RECONCILE).code == 0 and world.leftovers("r1", repo) == []
 
 
 def test_what_is_absent_already_counts_as_removed(world: World, repo: Repo) -> None:
@@ -620,3 +646,26 @@ def test_the_run_of_another_user_is_refused_as_theirs(world: World, repo: Repo) 
     finally:
         state.chmod(0o700)
     assert world.state_bytes("r1") == before
+
+
+def test_what_still_writes_into_a_removed_tree_does_not_leave_it_behind(world: World, repo: Repo) -> None:
+    """ADR-0091 D5: the git of a dead lease goes on for a while, in the tree that is being deleted."""
+    arguments = ("lease", "r1", "-w", "w1", "--target", "work", "--owner-pid", "none")
+    killed = world.lionwt(*arguments, env={"LIONWT_FAULT": "lease.populated:kill"})
+    assert killed.code == -9
+    writes = """
+import os, time
+ends = time.monotonic() + 3
+for number in range(10**6):
+    os.makedirs(f"d{number}/e")
+    if time.monotonic() > ends:
+        break
+"""
+    tree = repo.path / ".worktrees/lionagi/r1/w1"
+    writer = subprocess.Popen([sys.executable, "-c", writes], cwd=tree, stderr=subprocess.DEVNULL)
+    try:
+        wait_until((tree / "d9").exists)
+        assert world.lionwt(*RECONCILE).code == 0
+    finally:
+        writer.wait(30)
+    assert world.leftovers("r1", repo) == []

@@ -92,7 +92,7 @@ def control(routes: Routes, original: Any) -> Any:
     # Plain wrapping would hide the parameter that is new: what is shown is what it takes.
     def control(self_: Any, directive: Any, *, reason: str | None = None, turn_id: Any = None) -> Any:
         host = routes.host(self_)
-        if not routes.on and host.turn_state.active is None:
+        if _lionagis(routes, host):
             return original(self_, directive, reason=reason)
         if turn.control(host, getattr(directive, "value", directive), reason=reason, turn_id=turn_id):
             return True
@@ -110,7 +110,7 @@ def poll_control(routes: Routes, original: Any) -> Any:
 
     def poll_control(self_: Any, *, turn_id: Any = None) -> Any:
         host = routes.host(self_)
-        if not routes.on and host.turn_state.active is None:
+        if _lionagis(routes, host):
             return original(self_)
         taken = turn.poll_control(host, turn_id=turn_id)
         if taken is not None:
@@ -118,6 +118,11 @@ def poll_control(routes: Routes, original: Any) -> Any:
         return original(self_) if routes.legacy and turn_id is None else None
 
     return _named(poll_control, original)
+
+
+def _lionagis(routes: Routes, host: hosts.Host) -> bool:
+    """Whether what runs on a branch is lionagi's own: taken back, or under another library than asyncio."""
+    return host.turn_state.active is None and (not routes.on or hosts.outside_asyncio())
 
 
 def last_context_report(routes: Routes, original: property) -> property:

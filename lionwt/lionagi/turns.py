@@ -12,7 +12,7 @@ returns takes it all back. In between, of branches made before as well as after:
 
 Signatures, docstrings, results, exceptions, copies and stored forms stay lionagi's. A stream is a
 `lionwt.turn.TurnStream`, which behaves as an async generator. Where no asyncio loop runs (trio),
-the operations are lionagi's own, without turns.
+the operations and `control` are lionagi's own, without turns.
 
 Everything is checked before the first change, and one installation exists at a time. Each wrapper
 asks whether it is still installed: what others hold of it after the end is lionagi's again. A turn

@@ -1,4 +1,4 @@
-"""The whole crash programme: ``python -m tests.crash [--minutes 60] [--seed N] [--only UNIT]``.
+"""The whole crash programme: ``python -m tests.crash [--minutes 60] [--seed N] [--kills N | --only UNIT]``.
 
 Every fault point of every verb at every pass with every action, failing system
 calls, random kills of promotions of 5,000 files, races, and histories that
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import itertools
 import os
 import random
 import shutil
@@ -29,7 +30,7 @@ from tests.crash.scenes import SCENES
 #: The share of the remaining time that each part may take; what one leaves over the later ones get.
 PARTS = {"points": 0.3, "syscalls": 0.2, "races": 0.12, "histories": 0.15, "kills": 1.0}
 FILES = 5000
-_KILLS_A_UNIT = 5
+_KILLS_A_UNIT = 25
 #: Scenes whose system calls are made to fail.
 _TRACED = ("lease opens", "freeze", "promote lands", "promote keeps", "reconcile repairs", "reconcile freezes")
 
@@ -132,6 +133,11 @@ class Campaign:
         self.tallies = {part: Tally() for part in PARTS}
         self.lost = 0
 
+    def run_kills(self, most: int) -> None:
+        """Nothing but random kills, ``most`` of them."""
+        self.tallies = {"kills": Tally(planned=most)}
+        self._run_part("kills", float("inf"))
+
     def run(self) -> None:
         for part, share in PARTS.items():
             remaining = self.ends - time.monotonic()
@@ -146,8 +152,10 @@ class Campaign:
             units = [] if syscalls.why_not() else self._syscalls()
         else:
             units = self._endless(part)
+            if tally.planned is not None:
+                units = list(itertools.islice(units, -(-tally.planned // _KILLS_A_UNIT)))
         if isinstance(units, list):
-            tally.planned = len(units)
+            tally.planned = tally.planned or len(units)
             self.rng.shuffle(units)
         waiting: set[concurrent.futures.Future[tuple[str, int, str | None]]] = set()
         source = iter(units)
@@ -218,6 +226,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="how long it may take (default: 60)")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="repeats the choices of another campaign")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at once")
+    parser.add_argument("--kills", type=int, metavar="N", help="only random kills, so many of them")
     parser.add_argument("--only", metavar="UNIT", help="run one unit, as a violation names it")
     given = parser.parse_args()
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -230,7 +239,7 @@ def main() -> int:
         print(f"seed {given.seed}", flush=True)
         with concurrent.futures.ProcessPoolExecutor(given.jobs, initializer=_begin, initargs=(room,)) as pool:
             campaign = Campaign(pool, given.jobs, given.seed, given.minutes * 60)
-            campaign.run()
+            campaign.run_kills(given.kills) if given.kills else campaign.run()
     print(campaign.table())
     return int(bool(campaign.broken()))
 

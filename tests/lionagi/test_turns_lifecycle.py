@@ -795,3 +795,40 @@ def test_calls_through_session_and_flow_are_turns() -> None:
         assert len(ids) == 4 and len(set(ids)) == 2
 
     run(main)
+
+
+@pytest.mark.parametrize("end", ["aclose", "throw", "break"])
+def test_what_a_run_cleans_up_is_done_before_its_terminal(end: str) -> None:
+    """ADR-0018 D4: the hooks, snapshot and chunk handler of a stream that was left are no part of the next turn."""
+
+    async def main() -> None:
+        from lionagi.hooks.bus import HookBus, HookPoint
+        from lionagi.session.signal import RunEnd, RunFailed
+
+        fake = Fake()
+        fake.chunks = 3
+        branch = branch_of(fake)
+        heard = Heard(branch)
+        branch.attach_hook_bus(HookBus())
+        order: list[str] = []
+
+        async def after_the_call(**_: Any) -> None:
+            await settled()
+            order.append("cleaned up")
+
+        branch._hooks.on(HookPoint.API_POST_CALL, after_the_call)
+        for kind in (RunEnd, RunFailed):
+            heard.session.observe(kind, handler=lambda *_: order.append("terminal"))
+        stream = branch.run("x")
+        await stream.__anext__()
+        await stream.__anext__()
+        if end == "aclose":
+            await stream.aclose()
+        elif end == "throw":
+            with pytest.raises(KeyError):
+                await stream.athrow(KeyError("thrown"))
+        del stream
+        await call(branch, "run")
+        assert order == ["cleaned up", "terminal"] * 2
+
+    run(main)

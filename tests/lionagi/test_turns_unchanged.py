@@ -358,3 +358,37 @@ def test_under_another_async_library_the_operations_are_lionagis() -> None:
 
     with installed():
         trio.run(main)
+
+
+def test_under_another_async_library_a_stream_obeys_its_directive() -> None:
+    """There is no turn to speak of, so `control` is lionagi's as well."""
+    import trio
+
+    async def main() -> tuple[int, Any]:
+        from lionagi.service.types.stream_chunk import StreamChunk
+        from lionagi.session.control import LoopDirective
+
+        fake = Fake()
+
+        async def create_event(**kwargs: Any) -> object:
+            return object()
+
+        async def stream(api_call: Any = None, **kwargs: Any) -> Any:
+            for number in range(5):
+                yield StreamChunk(type="tool_use", tool_id=str(number), tool_name="tool", tool_input={})
+
+        # The executor of a model is asyncio's; what is left works in any loop.
+        fake.model.executor = types.SimpleNamespace(append=None, config={})
+        fake.model.create_event, fake.model.stream = create_event, stream
+        branch = branch_of(fake)
+        count, answer = 0, None
+        async for _ in branch.run("x"):
+            count += 1
+            if count == 2:
+                answer = branch.control(LoopDirective.CANCEL)
+        return count, answer
+
+    before = trio.run(main)
+    assert before == (2, None)
+    with installed():
+        assert trio.run(main) == before

@@ -658,6 +658,119 @@ async def test_of_two_streams_closed_out_of_order_the_other_stays_live(turn: Any
         await assert_idle(turn, host)
 
 
+@pytest.mark.parametrize("owner", ["coroutine", "stream"])
+async def test_a_nested_stream_ends_with_its_turn(turn: Any, owner: str) -> None:
+    """D2: what is nested cannot continue into the next turn, and is not taken for exhausted."""
+    host = Host(turn)
+    log: list[str] = []
+    nested: list[Any] = []
+
+    async def source(scope: Any) -> Any:
+        try:
+            for n in range(3):
+                log.append(f"step {n}")
+                yield n
+        finally:
+            await asyncio.sleep(0)
+            log.append("closed")
+
+    async def open_nested() -> None:
+        nested.append(turn.stream_in_turn(host, invoke=source))
+        assert await nested[0].__anext__() == 0
+
+    async def body(scope: Any) -> None:
+        await open_nested()
+
+    async def terminal(_: Any) -> None:
+        log.append("terminal")
+
+    host.on["RunEnd"] = terminal
+    if owner == "coroutine":
+        await soon(turn.run_in_turn(host, invoke=body))
+    else:
+        outer = turn.stream_in_turn(host, invoke=items(1, 2))
+        await outer.__anext__()
+        await open_nested()  # the consumer is inside the turn
+        await soon(outer.aclose())
+    assert log == ["step 0", "closed", "terminal"]
+    with pytest.raises(turn.TurnFinalizingError, match="has ended"):
+        await soon(nested[0].__anext__())
+    with pytest.raises(StopAsyncIteration):
+        await soon(nested[0].__anext__())
+    assert log == ["step 0", "closed", "terminal"]
+    assert host.names == ["RunStart", "RunEnd"]
+    await assert_idle(turn, host)
+
+
+@pytest.mark.parametrize("owner", ["coroutine", "stream", "source"])
+async def test_a_nested_stream_that_was_dropped_is_closed_before_the_terminal(turn: Any, owner: str) -> None:
+    """D4: what its turn has started has ended, though nobody holds the stream any more."""
+    host = Host(turn)
+    log: list[str] = []
+
+    async def inner(scope: Any) -> Any:
+        try:
+            yield 0
+        finally:
+            await spin()
+            log.append("closed")
+
+    async def body(scope: Any) -> None:
+        for _ in range(3):  # they are closed beside each other
+            async for _ in turn.stream_in_turn(host, invoke=inner):
+                break
+
+    async def source(scope: Any) -> Any:
+        await body(scope)
+        yield 0
+
+    async def passing(scope: Any) -> Any:
+        async for item in turn.stream_in_turn(host, invoke=inner):
+            yield item  # closing it drops what it iterates over
+
+    async def terminal(_: Any) -> None:
+        log.append("terminal")
+
+    host.on["RunEnd"] = terminal
+    if owner == "coroutine":
+        await soon(turn.run_in_turn(host, invoke=body))
+    else:
+        outer = turn.stream_in_turn(host, invoke=source if owner == "stream" else passing)
+        await outer.__anext__()
+        await soon(outer.aclose())
+    assert log == ["closed"] * (1 if owner == "source" else 3) + ["terminal"]
+    await assert_idle(turn, host)
+
+
+async def test_a_nested_stream_whose_turn_was_dropped_goes_no_further(turn: Any) -> None:
+    """D2: where nothing could be awaited, its next step closes it."""
+    host = Host(turn)
+    log: list[str] = []
+    nested: list[Any] = []
+
+    async def source(scope: Any) -> Any:
+        try:
+            for n in range(3):
+                log.append(f"step {n}")
+                yield n
+        finally:
+            log.append("closed")
+
+    async def body(scope: Any) -> None:
+        nested.append(turn.stream_in_turn(host, invoke=source))
+        await nested[0].__anext__()
+        await asyncio.Event().wait()
+
+    dropped = turn.run_in_turn(host, invoke=body)
+    dropped.send(None)
+    dropped.close()
+    with pytest.raises(turn.TurnFinalizingError):
+        await soon(nested[0].__anext__())
+    assert log == ["step 0", "closed"]
+    await nested[0].aclose()
+    await assert_idle(turn, host)
+
+
 async def test_steps_from_different_tasks_are_inside_the_same_turn(turn: Any) -> None:
     """Scenario 11."""
     host = Host(turn)

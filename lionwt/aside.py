@@ -1,0 +1,175 @@
+"""Move an operator's files out of a landing's way, so that nothing of theirs is ever written over.
+
+Between a look at a file and the write to it, its owner may save another version.
+So nothing is written where a file is: what stands at a path is first moved aside
+by one rename, looked at where nobody else finds it, and put back when it is not
+what the look had seen. What is written then is made anew and never forced, so a
+file that appears meanwhile stays. What was moved goes when the new version
+stands, after one more look, since an editor may still have held it open.
+
+A crash leaves the moved files where they are, under a name that the landing's
+journal knows; :meth:`Aside.give_back` puts them where they were before the
+repair looks at anything (design section 7, promote 6, and section 8).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Final
+
+from lionwt.values import State
+
+#: What tells one version of a file from another: file system, inode, size, modification time, mode.
+Version = tuple[int, int, int, int, int]
+#: The versions at the paths of a landing, as a look found them.
+Noted = dict[bytes, "Version | None"]
+
+_NOT_THERE: Final = (FileNotFoundError, NotADirectoryError)
+
+
+def version(path: bytes) -> Version | None:
+    """What stands at ``path``, or None."""
+    try:
+        seen = os.lstat(path)
+    except _NOT_THERE:
+        return None
+    return seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_mode
+
+
+def note(root: bytes, paths: Iterable[bytes]) -> Noted:
+    """The versions that stand at ``paths`` below ``root``."""
+    return {path: version(os.path.join(root, path)) for path in paths}
+
+
+class Aside(State):
+    """The files of the checkout ``root`` that were moved to ``place``, each under its own path."""
+
+    root: bytes
+    place: bytes
+
+    def take(self, path: bytes, noted: Version | None) -> bool:
+        """Move what stands at ``path`` aside; False, and it stays, where that is not the ``noted`` version."""
+        source, target = os.path.join(self.root, path), os.path.join(self.place, path)
+        if noted is None:
+            return not os.path.lexists(source)
+        if stat.S_ISDIR(noted[-1]):
+            return True  # emptied by what is taken from below it, or in the way of the writing
+        os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+        try:
+            os.rename(source, target)
+        except _NOT_THERE:
+            return False
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            return _unlink_in_place(source, noted)  # mounted below the checkout: there is no place beside it
+        if version(target) == noted:
+            return True
+        _put(target, source)
+        return False
+
+    def drop(self, noted: Noted, are_landed: Callable[[set[bytes]], set[bytes]]) -> list[bytes]:
+        """Delete what was moved, once the landing's files stand in its place.
+
+        Returns the paths where the moved file had still been written to. It stands
+        there again where ``are_landed`` names the path as nothing but the landing's;
+        where its owner has made another one since, it stays in the place.
+        """
+        late, covered = [], set()
+        for path in list(self._paths()):
+            moved = os.path.join(self.place, path)
+            if version(moved) == noted.get(path):
+                os.unlink(moved)
+                continue
+            late.append(path)
+            if not _put(moved, os.path.join(self.root, path)):
+                covered.add(path)
+        standing = note(self.root, covered)
+        for path in are_landed(covered) if covered else ():
+            source, landed = os.path.join(self.root, path), os.path.join(self.place, path) + b".landed"
+            os.rename(source, landed)
+            if version(landed) != standing[path]:
+                _put(landed, source)
+                continue
+            os.unlink(landed)
+            _put(os.path.join(self.place, path), source)
+        return [*late, *self._clear()]
+
+    def give_back(
+        self,
+        handled: Collection[bytes],
+        is_old: Callable[[bytes], set[bytes]],
+        is_landed: Callable[[set[bytes]], set[bytes]],
+    ) -> list[bytes]:
+        """Put what a dead landing moved where it was; returns the place where some of it has to stay.
+
+        ``is_old`` names the files of the place that hold the version before the
+        landing. Of these only the ones at paths that are ``handled`` afterwards are
+        needed. Where something stands by now, ``is_landed`` says whether that is
+        only what the landing wrote, and gives way.
+        """
+        if not os.path.isdir(self.place):
+            return []
+        old = is_old(self.place)
+        taken = set()
+        for path in list(self._paths()):
+            if path in old and path not in handled:
+                os.unlink(os.path.join(self.place, path))
+            elif not self._return(path):
+                taken.add(path)
+        for path in is_landed(taken) if taken else ():
+            with contextlib.suppress(OSError):
+                os.replace(os.path.join(self.place, path), os.path.join(self.root, path))
+                taken.discard(path)
+        for path in taken & old:
+            os.unlink(os.path.join(self.place, path))
+        return self._clear()
+
+    def _return(self, path: bytes) -> bool:
+        source = os.path.join(self.root, path)
+        try:
+            os.makedirs(os.path.dirname(source), exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            return False
+        return _put(os.path.join(self.place, path), source)
+
+    def _paths(self) -> Iterator[bytes]:
+        for parent, directories, files in os.walk(self.place):
+            links = (name for name in directories if os.path.islink(os.path.join(parent, name)))
+            for name in (*files, *links):
+                yield os.path.relpath(os.path.join(parent, name), self.place)
+
+    def _clear(self) -> list[bytes]:
+        """Remove the place; returns it where something is left in it."""
+        if next(self._paths(), None) is not None:
+            return [self.place]
+        for parent, _, _ in os.walk(self.place, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(parent)
+        return []
+
+
+def _put(moved: bytes, source: bytes) -> bool:
+    """Move a file to where nothing stands; False where something does."""
+    try:
+        os.link(moved, source, follow_symlinks=False)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links, or a directory
+        if os.path.lexists(source):
+            return False
+        os.rename(moved, source)
+        return True
+    os.unlink(moved)
+    return True
+
+
+def _unlink_in_place(source: bytes, noted: Version | None) -> bool:
+    if version(source) != noted:
+        return False
+    os.unlink(source)
+    return True

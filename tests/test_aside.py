@@ -1,0 +1,232 @@
+"""What the operator saves in the middle of a landing, at whatever moment, is theirs and stays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Repo, World, go_on
+
+NEW = "new line\n" * 50
+MINE = "mine, saved in that very moment\n"
+RECONCILE = ("reconcile", "r1", "--takeover", "--json")
+#: Steps of a landing past its commit point, in their order.
+STEPS = ("promote.moved", "promote.index_updated", "promote.set_aside", "promote.files_written", "promote.updated")
+
+
+@pytest.fixture
+def landing(world: World, repo: Repo) -> Repo:
+    """A frozen candidate that changes, adds and removes files; returns the operator's repository."""
+    repo.commit("more", **{"gone.txt": "gone\n", "deep/er/gone.txt": "gone\n"})
+    worker = world.lease("r1", "w1")["w1"]
+    for name in ("f1.txt", "f2.txt", "new.txt", "dir/new.txt"):
+        worker.write(name, NEW)
+    (worker.path / "gone.txt").unlink()
+    (worker.path / "deep/er/gone.txt").unlink()
+    world.freeze_now("r1", "w1")
+    return repo
+
+
+def in_place(path: Path) -> None:
+    path.write_text(MINE)
+
+
+def by_rename(path: Path) -> None:
+    other = path.with_name(".saving")
+    other.write_text(MINE)
+    os.replace(other, path)
+
+
+def of_the_same_size(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content.swapcase())
+
+
+def executable(path: Path) -> None:
+    path.chmod(0o755)
+
+
+def as_a_link(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("f3.txt")
+
+
+def as_a_directory(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    (path / "inside.txt").write_text(MINE)
+
+
+def seen(path: Path) -> object:
+    """All that tells one version of an entry from another."""
+    if path.is_symlink():
+        return os.readlink(path)
+    if path.is_dir():
+        return {entry.name: seen(entry) for entry in path.iterdir()}
+    return (path.stat().st_mode, path.read_bytes()) if path.exists() else None
+
+
+def require_theirs(world: World, repo: Repo, name: str, theirs: object) -> None:
+    """The landing is whole, but for the one path, which is as its owner left it."""
+    assert seen(repo.path / name) == theirs
+    for other in {"f1.txt", "f2.txt", "new.txt", "dir/new.txt"} - {name}:
+        assert (repo.path / other).read_text() == NEW, other
+    for other in {"gone.txt", "deep/er/gone.txt"} - {name}:
+        assert not (repo.path / other).exists(), other
+    assert repo.head() == world.record("r1", "w1")["promoted_commit"]
+    assert {line[3:].rstrip("/").split("/inside")[0] for line in repo.status().splitlines()} <= {name}
+    assert world.leftovers("r1", repo) == []
+
+
+@pytest.mark.parametrize("name", ["f1.txt", "gone.txt", "deep/er/gone.txt"])
+@pytest.mark.parametrize("save", [in_place, by_rename, of_the_same_size, executable, as_a_link, as_a_directory])
+def test_a_file_that_is_saved_after_the_look_is_not_written_over(
+    world: World, landing: Repo, save: Callable[[Path], None], name: str
+) -> None:
+    """Invariant 14: between the look at a file and the write to it, its owner saves another version."""
+    child = world.stopped_at("promote.index_updated", "promote", "r1", "--json")
+    save(landing.path / name)
+    theirs = seen(landing.path / name)
+    answer = go_on(child)
+    assert (answer.code, answer.error) == (4, "checkout_behind"), answer
+    assert name in answer.json["error"]["message"]
+    require_theirs(world, landing, name, theirs)
+
+
+@pytest.mark.parametrize("name", ["f1.txt", "new.txt", "dir/new.txt"])
+@pytest.mark.parametrize("save", [in_place, by_rename, as_a_link, as_a_directory])
+@pytest.mark.parametrize("point", ["promote.index_updated", "promote.set_aside"])
+def test_a_file_that_appears_where_one_is_about_to_be_written_stays(
+    world: World, landing: Repo, save: Callable[[Path], None], name: str, point: str
+) -> None:
+    """Invariant 14: git makes each file itself, or leaves what it finds."""
+    child = world.stopped_at(point, "promote", "r1", "--json")
+    (landing.path / name).parent.mkdir(exist_ok=True)
+    save(landing.path / name)
+    theirs = seen(landing.path / name)
+    answer = go_on(child)
+    assert (answer.code, answer.error) == (4, "checkout_behind"), answer
+    assert name in answer.json["error"]["message"]
+    require_theirs(world, landing, name, theirs)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "new.txt", "z.txt"])
+def test_a_file_that_appears_while_git_writes_its_neighbours_stays(world: World, repo: Repo, name: str) -> None:
+    """Invariant 14: the last look before each file is git's own; here the filter of one makes another."""
+    marker = world.root / "landing"
+    made = repo.path / name
+    world.config("filter.saving.smudge", f"sh -c 'if [ -e {marker} ]; then printf mine > {made}; fi; cat'")
+    world.config("filter.saving.clean", "cat")
+    repo.commit("a filter", **{".gitattributes": "new.txt filter=saving\n"})
+    worker = world.lease("r1", "w1")["w1"]
+    for new in ("a.txt", "new.txt", "z.txt"):
+        worker.write(new, NEW)
+    world.freeze_now("r1", "w1")
+    marker.touch()
+    answer = world.promote("r1")
+    if name == "a.txt":  # it had been written already: the edit of a new version, like any
+        assert answer.code == 0, answer
+    else:
+        assert (answer.code, answer.error) == (4, "checkout_behind"), answer
+    assert made.read_text() == "mine"
+    assert repo.status().split() in (["M", name], [])
+    assert world.leftovers("r1", repo) == []
+
+
+@pytest.mark.parametrize("name", ["f1.txt", "gone.txt"])
+@pytest.mark.parametrize("point", ["promote.set_aside", "promote.files_written"])
+def test_what_an_editor_still_writes_into_the_old_file_is_put_back(
+    world: World, landing: Repo, name: str, point: str
+) -> None:
+    """Invariant 14: a file that is open while a landing replaces it is written to afterwards."""
+    with open(landing.path / name, "r+") as file:
+        child = world.stopped_at(point, "promote", "r1", "--json")
+        file.write(MINE)
+        file.flush()
+        file.seek(0)
+        theirs = file.read()
+        answer = go_on(child)
+    assert (answer.code, answer.error) == (4, "checkout_behind"), answer
+    assert (landing.path / name).read_text() == theirs and MINE in theirs
+    assert world.leftovers("r1", landing) == []
+
+
+def test_an_older_and_a_newer_version_of_the_operators_are_both_kept(world: World, landing: Repo) -> None:
+    """Invariant 14: where two versions are theirs, the newer stands and the older is named."""
+    with open(landing.path / "f1.txt", "r+") as file:
+        child = world.stopped_at("promote.files_written", "promote", "r1", "--json")
+        file.write("the older\n")
+        file.flush()
+        by_rename(landing.path / "f1.txt")
+        answer = go_on(child)
+    assert (answer.code, answer.error) == (4, "checkout_behind"), answer
+    assert (landing.path / "f1.txt").read_text() == MINE
+    (place,) = (landing.path / ".git").glob("lionwt-*.aside")
+    assert (place / "f1.txt").read_text().startswith("the older\n")
+    assert str(place) in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("save", [None, in_place, by_rename, as_a_link, as_a_directory])
+@pytest.mark.parametrize("point", STEPS)
+def test_what_is_saved_after_a_crash_in_the_middle_of_a_landing_stays(
+    world: World, landing: Repo, point: str, save: Callable[[Path], None] | None
+) -> None:
+    """Design 8: repaired forward, where a file holds the old, the new or a torn version, wherever it lies."""
+    assert world.promote("r1", env={"LIONWT_FAULT": f"{point}:kill"}).code == -9
+    name = "f1.txt" if save is not None else ""
+    if save is not None:
+        save(landing.path / name)
+    theirs = seen(landing.path / name) if save is not None else seen(landing.path)
+    answer = world.lionwt(*RECONCILE)
+    if save is None:
+        assert answer.code == 0 and landing.status() == "", answer
+        require_theirs(world, landing, "", seen(landing.path))
+    else:
+        assert answer.code == 4, answer
+        require_theirs(world, landing, name, theirs)
+    again = world.lionwt(*RECONCILE)
+    assert (again.code, again.json["steps"]) == (answer.code, [])
+
+
+def test_what_was_written_into_a_file_that_a_dead_landing_had_moved_is_put_back(world: World, landing: Repo) -> None:
+    """Invariant 14: the moved file is no longer the old version, so it is the operator's."""
+    with open(landing.path / "f1.txt", "r+") as file:
+        assert world.promote("r1", env={"LIONWT_FAULT": "promote.files_written:kill"}).code == -9
+        file.write(MINE)
+        file.flush()
+        file.seek(0)
+        theirs = file.read()
+    assert world.lionwt(*RECONCILE).code == 4
+    assert (landing.path / "f1.txt").read_text() == theirs
+    assert world.leftovers("r1", landing) == []
+
+
+@pytest.mark.parametrize("point", ["promote.set_aside", "promote.files_written"])
+def test_a_reconcile_that_dies_with_files_moved_is_finished_by_the_next(
+    world: World, landing: Repo, point: str
+) -> None:
+    """Invariants 19 and 20; also where somebody has removed the lock in between."""
+    assert world.promote("r1", env={"LIONWT_FAULT": "promote.set_aside:kill"}).code == -9
+    (landing.path / ".git/index.lock").unlink()
+    assert world.lionwt(*RECONCILE, env={"LIONWT_FAULT": f"{point}:kill"}).code == -9
+    (landing.path / ".git/index.lock").unlink()
+    assert world.lionwt(*RECONCILE).code == 0
+    require_theirs(world, landing, "", seen(landing.path))
+    assert landing.status() == ""
+
+
+@pytest.mark.parametrize("point", ["promote.set_aside", "promote.files_written"])
+def test_a_checkout_that_left_the_target_in_the_middle_of_a_landing_gets_nothing_old_back(
+    world: World, landing: Repo, point: str
+) -> None:
+    """Design 8: the operator has gone elsewhere by force; what a landing had moved is git's, and goes."""
+    assert world.promote("r1", env={"LIONWT_FAULT": f"{point}:kill"}).code == -9
+    (landing.path / ".git/index.lock").unlink()
+    landing.git("switch", "-q", "-f", "main")
+    landing.git("clean", "-q", "-f", "-d", "--", "new.txt", "dir")
+    assert world.lionwt(*RECONCILE).code == 0
+    assert landing.git("rev-parse", "--abbrev-ref", "HEAD").strip() == "main"
+    assert landing.status() == "" and world.leftovers("r1", landing) == []
