@@ -199,11 +199,12 @@ def undo_allocation(run: Run, file: LeaseFile) -> tuple[LeaseFile, worktree.Remo
     branch = names.HEADS + file.lease.branch_name
     identity = None
     if admin is not None:
+        # What somebody else has put in its place is nobody's of lionwt's: no directory has inode 0.
+        identity = Identity(device=0, inode=0, admin_dir=str(admin), nonce=nonce)
         with contextlib.suppress(OSError):
             seen = os.lstat(path)
-            identity = Identity(device=seen.st_dev, inode=seen.st_ino, admin_dir=str(admin), nonce=nonce)
-        if identity is None:
-            identity = Identity(device=0, inode=0, admin_dir=str(admin), nonce=nonce)
+            if worktree.was_made_for(path, admin):
+                identity = Identity(device=seen.st_dev, inode=seen.st_ino, admin_dir=str(admin), nonce=nonce)
     else:
         worktree.drop_set_aside(run.common_dir, nonce)
         if os.path.isdir(path) and not os.listdir(path):

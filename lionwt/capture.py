@@ -377,13 +377,14 @@ class Capturer:
         return not self._beyond_link(root, os.path.dirname(name), parents)
 
     def _beyond_link(self, root: bytes, directory: bytes, known: dict[bytes, bool]) -> bool:
-        if not directory:
-            return False
-        if directory not in known:
-            known[directory] = self._beyond_link(root, os.path.dirname(directory), known) or os.path.islink(
-                os.path.join(root, directory)
-            )
-        return known[directory]
+        asked = []
+        while directory and directory not in known:
+            asked.append(directory)
+            directory = os.path.dirname(directory)
+        beyond = known.get(directory, False)
+        for below in reversed(asked):
+            beyond = known[below] = beyond or os.path.islink(os.path.join(root, below))
+        return beyond
 
     def _entries(self) -> Listing:
         return Listing(self.git.run(*LIST, timeout=git.CONTENT).out, self.run.object_format)

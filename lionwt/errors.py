@@ -161,6 +161,8 @@ def from_os_error(error: OSError, doing: str) -> LionwtError:
     else:
         code, hint = "system", None
     name = f": {error.filename!r}" if error.filename else ""
+    if len(name) > 400:  # a worker's path may be as long as the system takes
+        name = f"{name[:200]}…{name[-200:]}"
     return LionwtError(code, f"{doing}: {error.strerror or error}{name}", hint=hint)
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from lionwt import files, git, names, store
+from lionwt import files, git, names, store, trees
 from lionwt.capture import Capture, changing, signature
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.listing import GITLINK, SYMLINK, Entry
@@ -173,6 +173,10 @@ def _no_follow(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
+#: What the system says of a path that cannot be read; anything else is a failure to write.
+_UNREADABLE: Final = {errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENAMETOOLONG}
+
+
 class Saver:
     """Keeps raw files in ``saved.tar``, made only when there is something to keep."""
 
@@ -188,26 +192,33 @@ class Saver:
 
     def add(self, name: bytes) -> bool:
         """Keep one path (a directory with everything below it), links as links; False when it cannot be read."""
+        pending = [name]
+        while pending:
+            entry = pending.pop()
+            try:
+                inside = self._add_one(entry)
+            except OSError as error:
+                if error.errno not in _UNREADABLE:
+                    raise
+                self.failed[git.text(entry)] = error.strerror or str(error)
+                continue
+            self.used = True
+            pending += [os.path.join(entry, child) for child in reversed(inside)]
+        return git.text(name) not in self.failed
+
+    def _add_one(self, name: bytes) -> list[bytes]:
+        """Keep one entry; returns the names of what lies in it."""
         if self._tar is None:
             import tarfile
 
             self._raw = open(self.target, "wb", opener=_private_file)
             self._tar = tarfile.open(fileobj=self._raw, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8")
         path = os.path.join(self.root, name)
-        inside: list[bytes] = []
-        try:
-            if stat.S_ISREG(os.lstat(path).st_mode):
-                self._add_file(path, os.fsdecode(name))
-            else:
-                self._tar.add(os.fsdecode(path), arcname=os.fsdecode(name) or ".", recursive=False)
-                inside = sorted(os.listdir(path)) if os.path.isdir(path) and not os.path.islink(path) else []
-        except (PermissionError, FileNotFoundError) as error:
-            self.failed[git.text(name)] = error.strerror or str(error)
-            return False
-        self.used = True
-        for entry in inside:
-            self.add(os.path.join(name, entry))
-        return True
+        if stat.S_ISREG(os.lstat(path).st_mode):
+            self._add_file(path, os.fsdecode(name))
+            return []
+        self._tar.add(os.fsdecode(path), arcname=os.fsdecode(name) or ".", recursive=False)
+        return sorted(os.listdir(path)) if os.path.isdir(path) and not os.path.islink(path) else []
 
     def _add_file(self, path: bytes, name: str) -> None:
         assert self._tar is not None
@@ -309,9 +320,8 @@ def artifact_files(directory: Path) -> list[dict[str, Any]]:
     found = []
     if directory.is_symlink():
         return [{"path": ".", "link": os.readlink(directory)}]
-    for parent, directories, inside in os.walk(directory):
-        directories.sort()
-        for name in sorted(inside):
+    for parent, _, inside in trees.walk(os.fspath(directory)):
+        for name in inside:
             path = Path(parent, name)
             row: dict[str, Any] = {"path": str(path.relative_to(directory))}
             try:

@@ -11,6 +11,7 @@ can be repeated.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -102,7 +103,7 @@ def freeze_locked(run: Run, file: LeaseFile, verdict: Verdict) -> LeaseFile:
             f"worker {worker_id!r} was never started, so it cannot have succeeded; nothing was changed",
             hint=f"start it first: lionwt start {run.argument} {worker_id}",
         )
-    identity = worktree.require_identity(file)
+    identity = worktree.require_identity(file, registered=False)
     processes.stop(run.paths, worker_id, file.lease.worktree_path, verdict.stop_after)
     point("freeze.stopped")
     proof = capture_evidence(run, file, identity, verdict)
@@ -232,6 +233,9 @@ def _write_evidence(
     notes.diagnostics += repository.changes_of_shared_config(run.file).items()
     saver = evidence.Saver(root, scratch / SAVED)
     inside = submodules.look(run.file, run.paths, file, identity, capture, scratch, target)
+    if not os.path.lexists(identity.admin_dir):
+        gone = f"the registration {identity.admin_dir} is gone, and with it what HEAD and the index said"
+        notes.incomplete.append(("registration_gone", gone))
     notes.incomplete += inside.unsaved + _incomplete(root, capture)
     if notes.incomplete and not verdict.accept_incomplete:
         code = next((c for c, _ in notes.incomplete if c == "embedded_repository"), "patch_missing")
@@ -332,9 +336,12 @@ def _incomplete(root: Path, capture: Capture) -> list[tuple[str, str]]:
         ("embedded_repository", f"{git.text(name) or 'the worktree itself'} is a repository of its own")
         for name in capture.repositories
     ]
-    found += [("files_in_submodule", f"{git.text(name)} lies where a submodule belongs") for name in capture.shadowed]
-    found += [("unreadable", f"{git.text(name)} cannot be read") for name in capture.unreadable]
-    found += [("refused_by_git", f"{git.text(name)} is not taken by git") for name in capture.refused]
+    for code, what, told in (
+        ("files_in_submodule", capture.shadowed, "lies where a submodule belongs"),
+        ("unreadable", capture.unreadable, "cannot be read"),
+        ("refused_by_git", capture.refused, "is not taken by git"),
+    ):
+        found += [(code, f"{words.short(git.text(name))} {told}") for name in what]
     if capture.index_broken:
         found.append(("index_unreadable", f"the worker's index cannot be read ({capture.index_broken})"))
     return found

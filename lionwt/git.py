@@ -23,6 +23,7 @@ import functools
 import os
 import re
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -95,12 +96,19 @@ _SHARED: Final = tuple(
         "submodule.recurse=false",
         "log.showSignature=false",  # even a reflog listing would run gpg.program
         "worktree.guessRemote=false",
+        "worktree.useRelativePaths=false",  # it would write an extension into the shared configuration
     )
     for flag in ("-c", setting)
 )
 
 #: A word of a command line; bytes for names that are no text.
 Word = Union[str, bytes, "os.PathLike[str]"]
+
+#: How git speaks of an object that it cannot read.
+_BROKEN: Final = re.compile(
+    r"is corrupt|inflate: |unable to unpack|object file .* is empty|unable to read [0-9a-f]{7}|bad object"
+    r"|invalid object|missing (blob|tree|commit)"
+)
 
 _OID = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
@@ -290,14 +298,25 @@ def is_oid(value: str) -> bool:
 
 def failure(arguments: Sequence[Word], result: Result) -> LionwtError:
     """The error of a git child that ended with an unexpected status."""
-    said = text(result.err).strip()[-2000:] or f"exit status {result.code}"
+    lines = [line for line in text(result.err).splitlines() if not line.startswith("hint: ")]
+    said = "\n".join(lines).strip()[-2000:] or f"exit status {result.code}"
     lowered = said.lower()
     if "no space left on device" in lowered or "disk quota exceeded" in lowered or _is_full(result.places):
         return LionwtError(
             "no_space", f"git {_verb(arguments)}: {said}", hint="free some space, then run the same command again"
         )
+    hint = None
+    if _BROKEN.search(lowered):
+        hint = (
+            "an object of the repository is broken or missing (after a loss of power the last ones may be): move the "
+            "file that is named away, or fetch the object from a clone, then run the same command again; "
+            f"what is broken says: git -C {shlex.quote(result.places[1] if result.places[1:] else '.')} fsck"
+        )
     return LionwtError(
-        "git_failed", f"git {_verb(arguments)} failed: {said}", diagnostics={"status": result.code, "stderr": said}
+        "git_failed",
+        f"git {_verb(arguments)} failed: {said}",
+        hint=hint,
+        diagnostics={"status": result.code, "stderr": said},
     )
 
 

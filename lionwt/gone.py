@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
 from lionwt import freeze, git, history, names, processes, repository, submodules, teardown, worktree
 from lionwt.errors import LionwtError
@@ -33,7 +34,7 @@ def end(run: Run, file: LeaseFile) -> LeaseFile:
     tip = repository.find_tip(common_dir, branch)
     known = [oid for oid in (tip, *(anchor.oid for anchor in anchors)) if oid is not None]
     with run.scratch(file.worker_id) as scratch:
-        staged = _staged(run, file, scratch)
+        staged, lost = _staged(run, file, scratch)
         tips = _tips(run, file, [*known, *staged])
         ref = _save(run, file, scratch, tips)
     if known or _admin(file) is not None:
@@ -43,6 +44,8 @@ def end(run: Run, file: LeaseFile) -> LeaseFile:
     if ref is not None:
         what = "its commits and what was staged were saved" if staged else "the branch's commits were saved"
         file = file.noting("commits_saved", what, ref)
+    if lost is not None:
+        file = file.noting("staged_lost", f"what was staged could not be saved: {lost}")
     file = _save_submodules(run, file)
     point("gone.saved")
     if file.evidence is not None or tip is not None:
@@ -84,25 +87,47 @@ def _tips(run: Run, file: LeaseFile, found: list[str]) -> tuple[str, ...]:
     return tuple(oid for oid in dict.fromkeys(found) if oid != run.file.base_sha and oid.strip("0"))
 
 
-def _staged(run: Run, file: LeaseFile, scratch: Path) -> list[str]:
-    """What was staged and neither committed nor frozen, as a commit; the registration's index still holds it."""
+#: Where the stages of an index with unmerged entries go in the tree that keeps them.
+_STAGES: Final = {b"0": b"merged", b"1": b"base", b"2": b"ours", b"3": b"theirs"}
+
+
+def _staged(run: Run, file: LeaseFile, scratch: Path) -> tuple[list[str], str | None]:
+    """What was staged and neither committed nor frozen, as a commit; the registration's index still holds it.
+
+    Beside it why that cannot be had, where it cannot.
+    """
     admin = _admin(file)
     if admin is None or file.evidence is not None or not (admin / "index").is_file():
-        return []
-    worktree.copy_index(admin / "index", scratch / "index")
+        return [], None
     private = run.private().with_env(GIT_INDEX_FILE=scratch / "index")
     try:
-        tree = private.oid("write-tree", timeout=git.CONTENT)
+        for half in (admin / "index", *admin.glob("sharedindex.*")):  # git looks for the other half beside it
+            if half.is_file():
+                worktree.copy_index(half, scratch / half.name)
+        tree, what = _tree_of_index(private, scratch)
         head = git.shared(str(run.common_dir), git_dir=str(admin)).run(
             "rev-parse", "--quiet", "--verify", "HEAD^{commit}", ok=(0, 1, 128)
         )
         parent = git.text(head.out).strip() or run.file.base_sha
         if private.oid("rev-parse", "--verify", f"{parent}^{{tree}}") == tree:
-            return []
-    except LionwtError:
-        return []  # unmerged, or not an index: what is in it cannot be had as a tree
-    message = f"{file.worker_id}: what was staged when its worktree went\n"
-    return [run.commit_tree(tree, [parent], message, file.lease.created_at)]  # the same however often it is made
+            return [], None
+        message = f"{file.worker_id}: what was staged when its worktree went{what}\n"
+        return [run.commit_tree(tree, [parent], message, file.lease.created_at)], None  # however often it is made
+    except LionwtError as error:  # not an index, or its objects are gone
+        return [], error.message
+    except OSError as error:
+        return [], f"{admin / 'index'}: {error.strerror}"
+
+
+def _tree_of_index(private: git.Git, scratch: Path) -> tuple[str, str]:
+    """The tree of an index, and what there is to say of it: with unmerged entries, a directory for each stage."""
+    rows = [row.partition(b"\t") for row in git.records(private.run("ls-files", "-s", "-z", timeout=git.CONTENT).out)]
+    if all(entry.endswith(b" 0") for entry, _, _ in rows):
+        return private.oid("write-tree", timeout=git.CONTENT), ""
+    by_stage = private.with_env(GIT_INDEX_FILE=scratch / "stages")
+    lines = [b"%s\t%s/%s\0" % (entry[:-2], _STAGES[entry[-1:]], name) for entry, _, name in rows]
+    by_stage.run("update-index", "-z", "--add", "--index-info", stdin=b"".join(lines), timeout=git.CONTENT)
+    return by_stage.oid("write-tree", timeout=git.CONTENT), ", unmerged: a directory for each side"
 
 
 def _save_submodules(run: Run, file: LeaseFile) -> LeaseFile:

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from lionwt import files, git, mounts, names, repository, words
+from lionwt import files, git, mounts, names, repository, trees, words
 from lionwt.errors import LionwtError
 from lionwt.records import Identity, Lease, LeaseFile, RunFile
 from lionwt.values import Value
@@ -246,9 +246,8 @@ def _named_by_operations(admin: Path) -> list[str]:
     paths = [admin / name for name in _NAMING]
     for directory in ("rebase-merge", "rebase-apply"):
         paths += [admin / directory / name for name in ("autostash", "orig-head", "stopped-sha", "amend")]
-    for parent, directories, inside in os.walk(admin / "refs"):
-        directories.sort()
-        paths += [Path(parent, name) for name in sorted(inside)]
+    for parent, _, inside in trees.walk(os.fspath(admin / "refs")):
+        paths += [Path(parent, name) for name in inside]
     found = []
     for path in paths:
         with contextlib.suppress(OSError):

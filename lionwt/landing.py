@@ -248,16 +248,22 @@ def target_head(run: Run) -> str | None:
     return found.oid if found is not None and not found.symref else None
 
 
-def moved(run: Run, expected: str) -> LionwtError:
-    """The error of a target that is not where this run left it."""
+def moved(run: Run, expected: str, undone: str | None = None) -> LionwtError:
+    """The error of a target that is not where this run left it; ``undone`` is a merge that it may have held since."""
     found = repository.find_branches(str(run.common_dir), run.file.target).get(run.file.target)
     now = "gone" if found is None else f"at {found.oid}"
     if found is not None and found.symref:
         now = f"a symbolic ref to {found.symref} now"
     short = names.short_branch(run.file.target)
+    what = f"{short!r} is {now}, but this run left it at {expected}; nothing was landed"
+    if undone is not None:
+        what = (
+            f"{short!r} is {now}, without the merge {undone} that an interrupted landing had made: "
+            "whether somebody took it back cannot be ruled out, so it was not landed again"
+        )
     return LionwtError(
         "target_moved",
-        f"{short!r} is {now}, but this run left it at {expected}; nothing was landed",
+        what,
         hint="its patch is kept: apply it yourself, or open another run, which starts from where the branch is now",
         diagnostics={"expected": expected, "found": found.oid if found is not None else None},
     )

@@ -17,7 +17,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lionwt import evidence, git, history, submodules, worktree
+from lionwt import evidence, git, history, submodules, trees, worktree
 from lionwt.capture import Capture, Capturer
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.records import Identity, LeaseFile
@@ -193,7 +193,7 @@ def _changed_since(path: bytes, when: int) -> bool:
     """Whether anything at or below ``path`` was changed at or after ``when`` (ns); its change times cannot be set."""
     if os.lstat(path).st_ctime_ns >= when:
         return True
-    for parent, directories, files in os.walk(path):
+    for parent, directories, files in trees.walk(path):
         if any(os.lstat(os.path.join(parent, entry)).st_ctime_ns >= when for entry in (*directories, *files)):
             return True
     return False

@@ -12,12 +12,11 @@ import errno
 import os
 import re
 import shlex
-import shutil
 import stat
 from pathlib import Path
 from typing import Final
 
-from lionwt import git
+from lionwt import git, trees
 
 _MOUNTINFO: Final = Path("/proc/self/mountinfo")
 
@@ -41,12 +40,12 @@ def refusal(path: Path) -> str | None:
     return f"{found[0]} is a mount point, so {path} was left as it is; detach it first: umount {shlex.quote(found[0])}"
 
 
-def remove_tree(path: Path, identity: tuple[int, int] | None = None) -> None:
+def remove_tree(path: Path, identity: tuple[int, int] | None = None, *, unlock: bool = False) -> None:
     """Remove what lies at ``path``: a link itself, a directory with everything below it.
 
     Every recursive removal of lionwt's is this one. Raises ``OSError`` with
     nothing removed where something is mounted there, or where it is not the
-    directory of that ``identity`` (device and inode).
+    directory of that ``identity`` (device and inode). With ``unlock`` also read-only directories go.
     """
     seen = os.lstat(path)
     if not stat.S_ISDIR(seen.st_mode):
@@ -56,7 +55,7 @@ def remove_tree(path: Path, identity: tuple[int, int] | None = None) -> None:
         raise OSError(errno.ESTALE, "another directory has taken its place, and was left as it is", str(path))
     if mounted := refusal(path):
         raise OSError(errno.EBUSY, mounted)
-    shutil.rmtree(path)  # by descriptors: a link that appears meanwhile is not followed
+    trees.remove(path, unlock=unlock)
 
 
 def _unescaped(field: bytes) -> bytes:
@@ -67,7 +66,7 @@ def _unescaped(field: bytes) -> bytes:
 def _other_devices(top: bytes) -> list[bytes]:
     found: list[bytes] = []
     device = os.lstat(top).st_dev
-    for parent, directories, _ in os.walk(top):
+    for parent, directories, _ in trees.walk(top):
         for name in list(directories):
             path = os.path.join(parent, name)
             if os.lstat(path).st_dev != device:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lionwt import git, locks, mounts, names, repository, snapshot, worktree
+from lionwt.command import running
 from lionwt.errors import LionwtError
 from lionwt.faults import point
 from lionwt.records import Check, CompletionPolicy, Owner, Place, Policy, RunFile
@@ -102,6 +103,7 @@ def _plan(paths: names.RunPaths, request: Request) -> Plan:
     _refuse_nested(paths, found)
     worktree.check_places(found.common_dir, found.main_worktree, paths.run_id)
     _check_run_names(paths, common, found.main_worktree)
+    _warn_of_state_in_a_checkout(paths, found)
     run = RunFile(
         run_id=paths.run_id,
         session_id=request.session_id or request.default_session or paths.run_id,
@@ -220,6 +222,18 @@ def _refuse_nested(paths: names.RunPaths, found: repository.Repository) -> None:
                 f"the {what} {path} lies among the worktrees in {worktrees}; nothing was made",
                 hint="choose a directory outside",
             )
+
+
+def _warn_of_state_in_a_checkout(paths: names.RunPaths, found: repository.Repository) -> None:
+    """It may lie there, if the operator wants that; one ``git clean -ffdx`` takes every lease with it."""
+    for checkout in dict.fromkeys((found.checkout, found.main_worktree)):
+        if paths.state_root.is_relative_to(checkout) and not paths.state_root.is_relative_to(found.common_dir):
+            with running() as command:
+                command.warn(
+                    f"the run's state {paths.state_root} lies in the checkout {checkout}: git clean would delete it, "
+                    "and with it every lease; better set LIONAGI_HOME to a directory outside"
+                )
+            return
 
 
 def check_artifact_paths(paths: names.RunPaths, run: RunFile, workers: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from lionwt import names, promote, session, teardown, trash
 from lionwt.errors import LionwtError, worst
-from lionwt.reconcile import Finding, Step, clock_is_wrong, find_orphans
+from lionwt.reconcile import Finding, Step, clock_is_wrong, find_orphans, trash_left
 from lionwt.records import Record
 from lionwt.session import Run
 from lionwt.values import State
@@ -26,6 +26,7 @@ class Reaping(State):
     findings: list[Finding] = []
     pending: list[promote.Pending] = []
     steps: list[Step] = []
+    trash: list[str] = []  # the removed trees that were deleted, or would be
 
     def exit_code(self) -> int:
         """0 also with orphans listed: they are kept on purpose; 5 where a teardown failed."""
@@ -47,14 +48,15 @@ def reap(runs: Sequence[str | None], *, dry_run: bool = False) -> Reaping:
         except LionwtError as error:
             if error.code == "usage" or (error.code == "id_invalid" and os.sep not in str(argument)):
                 raise
-            done.findings.append(Finding(error.code, f"run {os.path.basename(str(argument))!r}: {error.message}"))
+            told = f"run {os.path.basename(str(argument))!r}: {error.message}"
+            done.findings.append(Finding(error.code, told, hint=error.hint))
     return done
 
 
 def _reap_run(run: Run, done: Reaping, dry_run: bool) -> None:
     files, ambiguous = run.store.leases(run.file)
     for entry in ambiguous:
-        done.findings.append(Finding(entry.error.code, entry.error.message, entry.worker_id))
+        done.findings.append(Finding.of(entry.error, entry.worker_id))
     done.findings += find_orphans(run, {file.worker_id for file in files} | {entry.worker_id for entry in ambiguous})
     now = time.time()
     for known in files:
@@ -78,7 +80,8 @@ def _reap_run(run: Run, done: Reaping, dry_run: bool) -> None:
                     done.records.append(file.record)
         except LionwtError as error:
             done.pending.append(promote.Pending(known.worker_id, error))
-    if dry_run:
-        return
-    for left in trash.clear(run):
-        done.findings.append(Finding("teardown_failed", f"the trash could not be emptied: {left}"))
+    waiting = [str(tree) for tree in trash.waiting(run)]
+    if not dry_run:
+        done.findings += trash_left(run, trash.clear(run))
+        waiting = [tree for tree in waiting if not os.path.lexists(tree)]
+    done.trash += [tree for tree in waiting if tree not in done.trash]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ from lionwt import (
     trash,
     worktree,
 )
-from lionwt.errors import CODES, LionwtError, worst
+from lionwt.errors import CODES, LionwtError, from_os_error, worst
 from lionwt.records import CompletionPolicy, LeaseFile, Record
 from lionwt.repair import repair
 from lionwt.session import Run, promotion_lock
@@ -42,11 +43,16 @@ from lionwt.values import State, Value
 
 
 class Finding(Value, frozen=True):
-    """Something that is not as it should be and that a person decides about; ``code`` as an error's."""
+    """Something that is not as it should be and that a person decides about; ``code`` and ``hint`` as an error's."""
 
     code: str
     message: str
     worker_id: str | None = None
+    hint: str | None = None
+
+    @classmethod
+    def of(cls, error: LionwtError, worker_id: str | None = None) -> Finding:
+        return cls(error.code, error.message, worker_id, error.hint)
 
     @property
     def exit_code(self) -> int:
@@ -74,6 +80,7 @@ class Reconciliation(State):
     steps: list[Step] = []
     ended: list[LeaseFile] = []  # by this call
     standing: list[LeaseFile] = []  # what still needs a person
+    open: list[str] = []  # the workers whose lease has not ended
 
     def exit_code(self) -> int:
         """The one exit code (design section 5): what a person must look at counts, a discarded worker does not."""
@@ -119,7 +126,7 @@ def reconcile(
     promote.asked_policy(run, completion)
     found = Reconciliation()
     files, ambiguous = run.store.leases(run.file)
-    found.findings += [Finding(torn.error.code, torn.error.message, torn.worker_id) for torn in ambiguous]
+    found.findings += [Finding.of(torn.error, torn.worker_id) for torn in ambiguous]
     refs = _refs(run)
     seen = [_look(run, file, refs) for file in files]
     known = {file.worker_id for file in files} | {torn.worker_id for torn in ambiguous}
@@ -131,14 +138,17 @@ def reconcile(
     if not dry_run:
         repair(run, files)
     _require_abandoned(run, [entry.file for entry, _, _ in work], takeover)
+    found.open = [torn.worker_id for torn in ambiguous]
     if dry_run:
         found.records = [entry.file.record for entry in seen if entry.file.record is not None]
+        found.open += [entry.worker_id for entry in seen if entry.file.record is None]
         return found
     _carry_out(run, work, found, completion)
     worked_on = {step.worker_id for step in found.steps}
     for entry in seen:
         file = run.lease(entry.worker_id) if entry.worker_id in worked_on else entry.file
         if file.record is None:
+            found.open.append(entry.worker_id)
             continue
         teardown.clean(run, file)  # whoever wrote the record may have died before this
         found.records.append(file.record)
@@ -146,7 +156,9 @@ def reconcile(
             found.ended.append(file)
         if _left_for_a_person(file):
             found.standing.append(file)
-    trash.clear(run)
+    there = f"{os.sep}.trash{os.sep}"  # removed trees of other runs are told by reap
+    left = [why for why in trash.clear(run) if there not in why or f"{there}{run.file.run_id}." in why]
+    found.findings += trash_left(run, left)
     sweep(run)
     return found
 
@@ -178,15 +190,31 @@ def find_orphans(run: Run, named: set[str], refs: dict[str, repository.Branch] |
 
 def _orphans(run: Run, named: set[str], refs: dict[str, repository.Branch]) -> Iterator[Finding]:
     run_id = run.file.run_id
+    at = f"git -C {shlex.quote(str(run.main_worktree))}"
     for full in sorted(refs):
-        worker_id = full.split("/")[4 if full.startswith(names.HEADS) else 3]
+        is_branch = full.startswith(names.HEADS)
+        worker_id = full.split("/")[4 if is_branch else 3]
         if worker_id not in named:
-            yield Finding("orphan", f"{full} has no lease file; it was left as it is", worker_id)
+            removal = f"{at} branch -D {names.short_branch(full)}" if is_branch else f"{at} update-ref -d {full}"
+            yield _orphan(full, worker_id, removal, f"look at it first: {at} log {full}")
     directory = names.worktree_path(run.main_worktree, run_id, "x").parent
     with contextlib.suppress(OSError):
         for entry in sorted(os.listdir(directory)):
             if entry not in named:
-                yield Finding("orphan", f"{directory / entry} has no lease file; it was left as it is", entry)
+                path = shlex.quote(str(directory / entry))
+                is_worktree = os.path.lexists(directory / entry / ".git")
+                removal = f"{at} worktree remove -f -f {path}" if is_worktree else f"rm -r {path}"
+                yield _orphan(str(directory / entry), entry, removal, "look into it first")
+
+
+def _orphan(what: str, worker_id: str, removal: str, look: str) -> Finding:
+    """The removal never ends the hint: what ends it is what a program may type next."""
+    return Finding(
+        "orphan",
+        f"{what} has no lease file, so nobody can tell whether its work is wanted; it was kept",
+        worker_id,
+        f"if nobody wants it, {removal} removes it; {look}",
+    )
 
 
 Action = Callable[[Run, LeaseFile], LeaseFile]
@@ -219,13 +247,10 @@ def _decide(run: Run, seen: Seen, now: float, findings: list[Finding]) -> tuple[
             teardown.finish,
         )
     if "foreign" in (seen.directory, seen.registration):
-        findings.append(
-            Finding(
-                "worktree_moved",
-                f"what lies at {file.lease.worktree_path} is not what was leased; it was left as it is",
-                seen.worker_id,
-            )
-        )
+        try:
+            worktree.require_identity(file)
+        except LionwtError as error:
+            findings.append(Finding.of(error, seen.worker_id))
         return None, None
     if seen.directory == "gone":
         if seen.registration == "gone" and seen.branch is None:
@@ -240,6 +265,13 @@ def _decide(run: Run, seen: Seen, now: float, findings: list[Finding]) -> tuple[
             "save its commits, retire what remains",
             "saved its commits, retired what remained",
             gone.end,
+        )
+    if seen.registration == "gone" and state != "frozen":
+        return step(
+            "its registration is gone",
+            "freeze what is in its worktree for diagnostics, end it as failed",
+            "froze what was in its worktree for diagnostics, ended it as failed",
+            _freeze_failed,
         )
     if state == "allocated":
         return step("it was never started", "end it as failed", "ended it as failed", _freeze_failed)
@@ -275,8 +307,13 @@ def _decide_ended(
 
 def clock_is_wrong(file: LeaseFile, now: float) -> Finding:
     """The finding of a clock that stands before the lease was made: nothing is deleted by it."""
-    error = teardown.clock_is_wrong(file, now)
-    return Finding(error.code, error.message, file.worker_id)
+    return Finding.of(teardown.clock_is_wrong(file, now), file.worker_id)
+
+
+def trash_left(run: Run, reasons: list[str]) -> list[Finding]:
+    """The findings of what could not be deleted from the trash."""
+    hint = f"clear what is named, then: lionwt reap {run.argument}"
+    return [Finding("teardown_failed", f"the trash could not be emptied: {why}", hint=hint) for why in reasons]
 
 
 def _require_abandoned(run: Run, files: list[LeaseFile], takeover: bool) -> None:
@@ -326,8 +363,8 @@ def _carry_out(
             with run.locked(entry.worker_id) as file:
                 if file.serial == entry.file.serial:  # somebody else was quicker otherwise
                     action(run, file)
-        except LionwtError as error:
-            found.pending.append(promote.Pending(entry.worker_id, error))
+        except (LionwtError, OSError) as error:  # one lease that cannot be ended keeps no other
+            found.pending.append(promote.Pending(entry.worker_id, _told(error, entry.worker_id)))
     done = {entry.worker_id for entry in found.pending}
     frozen = [entry.worker_id for entry, _, action in work if action is None and entry.worker_id not in done]
     frozen = [worker_id for worker_id in frozen if run.lease(worker_id).record is None]
@@ -349,8 +386,12 @@ def _settle(run: Run, work: list[tuple[Seen, Step, Action | None]], found: Recon
                     file = settle.one_landing(run, file, lock_fd)
                 if file.outcome is not None and file.record is None:
                     teardown.finish(run, file)
-        except LionwtError as error:
-            found.pending.append(promote.Pending(entry.worker_id, error))
+        except (LionwtError, OSError) as error:
+            found.pending.append(promote.Pending(entry.worker_id, _told(error, entry.worker_id)))
+
+
+def _told(error: LionwtError | OSError, worker_id: str) -> LionwtError:
+    return error if isinstance(error, LionwtError) else from_os_error(error, f"ending the lease of {worker_id!r}")
 
 
 def _undo_allocation(run: Run, file: LeaseFile) -> LeaseFile:
@@ -383,5 +424,5 @@ def retry_teardown(run: Run, file: LeaseFile) -> LeaseFile:
             branch_deleted=removal.branch_deleted,
             completed_at=time.time(),
         )
-        return run.store.write(file.having(record=replaced))
+        return teardown.write_if_new(run, file, file.having(record=replaced))
     return teardown.finish(run, file)

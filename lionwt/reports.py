@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from lionwt import words
 from lionwt.answers import Answer, Line
 from lionwt.errors import LionwtError, worst
 from lionwt.records import Binding, plain
@@ -170,8 +171,11 @@ def _step_lines(steps: Sequence[Step], pending: Sequence[Pending], dry_run: bool
 
 
 def _nothing_to_do(run: Run, done: Reconciliation) -> list[Line]:
-    count = len(done.records)
-    lines = [Line(f"run {run.file.run_id}: {count} lease{'' if count == 1 else 's'}, all ended; nothing to do", "good")]
+    count = words.count(len(done.records) + len(done.open), "lease", "leases")
+    lines = [Line(f"run {run.file.run_id}: {count}, all ended; nothing to do", "good")]
+    if done.open:
+        left = f"nothing that can be done for {', '.join(done.open)}"
+        lines = [Line(f"run {run.file.run_id}: {count}, {len(done.records)} ended; {left}", "warn")]
     for file in done.standing:
         lines += _record_lines(run, file)
     return lines
@@ -180,10 +184,15 @@ def _nothing_to_do(run: Run, done: Reconciliation) -> list[Line]:
 def of_reaping(done: Reaping, dry_run: bool) -> Answer:
     """The answer of ``reap``."""
     lines = _step_lines(done.steps, done.pending, dry_run)
-    return _upkeep(
+    if done.trash:
+        trees = words.count(len(done.trash), "removed tree", "removed trees")
+        lines.append(Line(f"trash: {trees}; {'would delete' if dry_run else 'deleted'}"))
+    answer = _upkeep(
         None, "reap", done.records, done.pending, done.findings, done.steps, done.exit_code(),
         lines or [Line("nothing has expired", "good")], [],
     )  # fmt: skip
+    answer.payload["trash"] = done.trash
+    return answer
 
 
 def _upkeep(
@@ -198,13 +207,16 @@ def _upkeep(
     standing: Sequence[LionwtError],
 ) -> Answer:
     errors = [entry.error for entry in pending]
-    errors += [LionwtError(finding.code, finding.message) for finding in findings]
+    errors += [LionwtError(finding.code, finding.message, hint=finding.hint) for finding in findings]
     errors += standing
     for entry in pending:
         lines.append(Line(f"{entry.worker_id}: pending, {entry.error.message} [{entry.error.code}]", "warn"))
         if entry.error.hint:
             lines.append(Line(f"  → {entry.error.hint}"))
-    lines += [Line(f"found: {finding.message} [{finding.code}]", "warn") for finding in findings]
+    for finding in findings:
+        lines.append(Line(f"found: {finding.message} [{finding.code}]", "warn"))
+        if finding.hint:
+            lines.append(Line(f"  → {finding.hint}"))
     chosen = next((error for error in errors if error.exit_code == exit_code), None) if exit_code else None
     return Answer(
         command,
@@ -214,7 +226,12 @@ def _upkeep(
             "records": [plain(record) for record in records],
             "pending": [{"worker_id": entry.worker_id, **entry.error.as_object()} for entry in pending],
             "findings": [
-                {"code": finding.code, "message": finding.message, "worker_id": finding.worker_id}
+                {
+                    "code": finding.code,
+                    "message": finding.message,
+                    "worker_id": finding.worker_id,
+                    "hint": finding.hint,
+                }
                 for finding in findings
             ],
             "steps": [{"worker_id": step.worker_id, "found": step.found, "action": step.action} for step in steps],

@@ -244,11 +244,18 @@ def verify_unmoved(run: RunFile) -> None:
         ("checkout", run.checkout),
     ):
         if not place.stands():
+            hint = "put it back where it was, then run the same command again"
+            if what == "checkout":  # another one of the same name is not the one that a landing has to bring forward
+                worktrees = names.worktree_path(Path(run.main_worktree.path), run.run_id, "x").parent
+                hint += (
+                    f"; if it is lost, nothing can be landed there any more: the workers' files lie in {worktrees}, "
+                    f"what was frozen in {Path(run.artifact_root) / '.lionwt'}"
+                )
             raise LionwtError(
                 "repository_moved",
                 f"the {what} of run {run.run_id!r} is not the directory it was opened with ({place.path}); "
                 "nothing was changed",
-                hint="put it back where it was, then run the same command again",
+                hint=hint,
             )
     if git_dir_of(Path(run.checkout.path)) != Path(run.checkout_git_dir):
         raise LionwtError(

@@ -48,7 +48,7 @@ def one_landing(run: Run, file: LeaseFile, lock_fd: int) -> LeaseFile:
         _drop_lock(run, intended)
         return run.store.write(file.having(intent=None))
     _drop_lock(run, intended)
-    error = landing.moved(run, intended.expected)
+    error = landing.moved(run, intended.expected, undone=intended.merge)
     outcome = Outcome(
         status="needs_resolution", policy="merge_validated", code=error.code, message=error.message, hint=error.hint
     )

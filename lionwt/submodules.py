@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from lionwt import files, git, history, names, repository, store
+from lionwt import files, git, history, names, repository, store, trees
 from lionwt.capture import Capture, parents_of, require_readable_repositories
 from lionwt.errors import LionwtError
 from lionwt.listing import GITLINK, LIST, Listing
@@ -211,18 +211,20 @@ def _store_of(path: Path) -> Path:
 
 def _stores_below(top: Path) -> Iterator[Path]:
     """Every git directory of a submodule below a ``modules`` directory; a submodule's name may hold slashes."""
-    try:
-        with os.scandir(top) as listing:
-            entries = sorted(entry.name for entry in listing if entry.is_dir(follow_symlinks=False))
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for entry in entries:
-        path = top / entry
-        if os.path.lexists(path / "HEAD") and (path / "objects").is_dir():
-            yield path
-            yield from _stores_below(path / "modules")
-        else:
-            yield from _stores_below(path)
+    pending = [top]
+    while pending:
+        directory = pending.pop()
+        try:
+            with os.scandir(directory) as listing:
+                entries = sorted(entry.name for entry in listing if entry.is_dir(follow_symlinks=False))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for entry in entries:
+            path = directory / entry
+            is_store = os.path.lexists(path / "HEAD") and (path / "objects").is_dir()
+            if is_store:
+                yield path
+            pending.append(path / "modules" if is_store else path)
 
 
 def _refs_of(store_dir: Path, objects: git.Git) -> dict[str, str]:
@@ -245,7 +247,7 @@ def _logged(logs: Path) -> set[str]:
     """Every commit that a reflog of the repository's own names; not those of what was fetched."""
     found: set[str] = set()
     count = 0
-    for parent, directories, inside in os.walk(logs):
+    for parent, directories, inside in trees.walk(os.fspath(logs)):
         if Path(parent) == logs / "refs" and "remotes" in directories:
             directories.remove("remotes")
         for name in inside:

@@ -79,10 +79,19 @@ def finish(run: Run, file: LeaseFile) -> LeaseFile:
         tip = file.evidence.branch_tip if file.evidence else run.file.base_sha
         with run.registration():
             removal = worktree.remove(run.file, file, tip)
-    written = run.store.write(_recorded(run, file, removal))
+    written = write_if_new(run, file, _recorded(run, file, removal))
     point("teardown.recorded")
     clean(run, written)
     return written
+
+
+def write_if_new(run: Run, file: LeaseFile, ending: LeaseFile) -> LeaseFile:
+    """Write ``ending``; a retry that finds what the record says already changes nothing."""
+    if file.record is not None and ending.record is not None:
+        record = ending.record.having(completed_at=file.record.completed_at)
+        if ending.having(record=record) == file:
+            return file
+    return run.store.write(ending)
 
 
 def _require_nobody_inside(run: Run, file: LeaseFile) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import time
 from pathlib import Path
 from typing import Final
@@ -48,6 +47,15 @@ def clear(run: Run) -> list[str]:
     except LionwtError as error:
         return [error.message]  # another time then
     return errors
+
+
+def waiting(run: Run) -> list[Path]:
+    """The removed trees that :func:`clear` would delete; only looks."""
+    place = names.worktrees_root(run.main_worktree) / ".trash"
+    try:
+        return [] if place.is_symlink() or place.parent.is_symlink() else sorted(_listed(place))
+    except OSError:
+        return []
 
 
 def _listed(trash: Path) -> list[Path]:
@@ -106,10 +114,4 @@ def _delete_tree(path: Path) -> None:
     except PermissionError:  # a worker's tool left read-only directories
         if path.is_symlink() or not path.is_dir():
             raise
-        os.chmod(path, stat.S_IRWXU)
-        for root, directories, _ in os.walk(path):
-            for directory in directories:
-                inner = os.path.join(root, directory)
-                if not os.path.islink(inner):
-                    os.chmod(inner, stat.S_IRWXU)
-        mounts.remove_tree(path, identity)
+        mounts.remove_tree(path, identity, unlock=True)

@@ -24,6 +24,11 @@ def did_you_mean(given: str, known: Iterable[str], what: str) -> str:
     return said + (f"{what}: {', '.join(names)}; " if 0 < len(names) <= FEW else "")
 
 
+def short(name: str, most: int = 200) -> str:
+    """A name as it is, or its beginning and end: a worker's may fill screens."""
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[-most // 2 :]}"
+
+
 def some(items: Iterable[str], most: int = 5, separator: str = ", ") -> str:
     """The first ``most`` of ``items``, and how many more there are: nothing is left out in silence."""
     listed = list(items)

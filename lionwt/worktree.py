@@ -256,23 +256,61 @@ def _leads_to(admin: Path, path: Path) -> bool:
     return os.path.normpath(admin / named) == str(path / ".git")
 
 
-def require_identity(file: LeaseFile) -> Identity:
-    """Raise ``worktree_moved`` unless the directory at the lease's path is the one that was leased."""
+def was_made_for(path: Path, admin: Path) -> bool:
+    """Whether git made the directory at ``path`` for a registration: its ``.git`` says so.
+
+    A git that was killed before it had written that left nothing else there.
+    """
+    if path.is_symlink() or not path.is_dir():
+        return False
+    try:
+        said = files.read_small(path / ".git")
+    except FileNotFoundError:
+        return not os.listdir(path)
+    except OSError:
+        return False
+    wanted = b"gitdir: " + os.fsencode(admin)
+    return said.rstrip(b"\n") == wanted or (wanted.startswith(said) and os.listdir(path) == [".git"])
+
+
+def require_identity(file: LeaseFile, *, registered: bool = True) -> Identity:
+    """Raise ``worktree_moved`` unless the directory at the lease's path is the one that was leased.
+
+    Its registration must carry the lease; without ``registered`` it may also be gone altogether.
+    """
     identity = file.identity
-    path = file.lease.worktree_path
-    if identity is None or not is_leased_directory(path, identity):
+    path, worker_id = file.lease.worktree_path, file.worker_id
+    is_there = os.path.lexists(path)
+    if identity is None or (is_there and not is_leased_directory(path, identity)):
         raise LionwtError(
             "worktree_moved",
-            f"{path} is not the directory that was leased to {file.worker_id!r}; nothing was changed",
-            hint="if it was moved, put it back; a symbolic link in its place is never followed",
+            f"{path} is not the directory that was leased to {worker_id!r}; nothing was changed",
+            hint="if it was moved, put it back; if it is lost, move away what lies there, "
+            "then run the same command again; a symbolic link in its place is never followed",
         )
-    if read_nonce(Path(identity.admin_dir)) != identity.nonce:
+    admin = Path(identity.admin_dir)
+    is_registered = os.path.lexists(admin)
+    if is_registered and read_nonce(admin) != identity.nonce:
+        at, place = f"git -C {shlex.quote(str(admin.parent.parent))} worktree", shlex.quote(str(path))
+        unlock = f"{at} unlock {place} && " if os.path.lexists(admin / "locked") else ""
         raise LionwtError(
             "worktree_moved",
-            f"the registration {identity.admin_dir} no longer carries the lease of {file.worker_id!r}; "
-            "nothing was changed",
-            hint=f"its files are still in {path}; if that is its worktree, give the lock back: "
-            f'git worktree lock --reason "{lock_reason(identity.nonce)}" {path}',
+            f"the registration {admin} no longer carries the lease of {worker_id!r}; nothing was changed",
+            hint=f"{f'its files are still in {path}; ' if is_there else ''}if that is its worktree, "
+            f'give the lock back: {unlock}{at} lock --reason "{lock_reason(identity.nonce)}" {place}',
+        )
+    end = f"lionwt reconcile {shlex.quote(str(file.lease.state_path.parent.parent))} --takeover"
+    if not is_there:
+        raise LionwtError(
+            "worktree_moved",
+            f"{path}, which was leased to {worker_id!r}, is gone; nothing was changed",
+            hint=f"if it was moved, put it back; if not, save what is left and end the unfinished leases: {end}",
+        )
+    if registered and not is_registered:
+        raise LionwtError(
+            "worktree_moved",
+            f"the registration {admin} of {worker_id!r} is gone; nothing was changed",
+            hint=f"its files are still in {path}; save them and end the unfinished leases: {end}",
         )
     return identity
 

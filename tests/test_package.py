@@ -33,6 +33,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "migrations",
         "signals",
         "together",
+        "trees",
         "turn",
         "words",
     ),

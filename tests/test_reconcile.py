@@ -278,15 +278,28 @@ def test_commits_that_only_head_remembers_are_saved_where_the_worktree_was_delet
     assert world.leftovers("r1", repo) == []
 
 
-@pytest.mark.parametrize("where", ["reset", "branch log", "autostash", "worktree ref", "staged"])
+@pytest.mark.parametrize(
+    "where", ["reset", "branch log", "autostash", "worktree ref", "staged", "split index", "unmerged"]
+)
 def test_whatever_the_registration_remembers_is_saved_before_it_goes(world: World, repo: Repo, where: str) -> None:
     """Invariant 8: reflogs, unfinished operations and the index go with the lease, and hold work."""
     worker = world.lease("r1", "w1")["w1"]
     base = worker.head()
     content = "only here\n"
-    if where == "staged":
+    if where in ("staged", "split index"):
+        if where == "split index":
+            worker.git("update-index", "--split-index")
         worker.write("kept.txt", content)
         worker.git("add", "kept.txt")
+    elif where == "unmerged":
+        worker.git("switch", "-q", "-c", "other")
+        worker.commit("theirs", **{"f1.txt": "theirs\n"})
+        worker.git("switch", "-q", "-")
+        worker.commit("ours", **{"f1.txt": "ours\n"})
+        worker.git("merge", "-q", "other", check=False)
+        worker.write("kept.txt", content)
+        worker.git("add", "kept.txt")
+        assert "UU f1.txt" in worker.status()
     elif where == "autostash":
         worker.commit("one", **{"f1.txt": "one\n"})
         worker.git("branch", "other", base)
@@ -319,9 +332,28 @@ def test_whatever_the_registration_remembers_is_saved_before_it_goes(world: Worl
         cwd=world.root / "clean",
     )
     heads = clean.git("for-each-ref", "--format=%(objectname)", "refs/saved", cwd=world.root / "clean").split()
-    name = "f2.txt" if where == "autostash" else "kept.txt"
+    name = {"autostash": "f2.txt", "unmerged": "merged/kept.txt"}.get(where, "kept.txt")
     found = [clean.git("show", f"{oid}:{name}", check=False, cwd=world.root / "clean") for oid in heads]
     assert content.strip() in found
+    if where == "unmerged":  # each side of what was not resolved, and the base
+        oid = heads[found.index(content.strip())]
+        sides = [clean.git("show", f"{oid}:{side}/f1.txt", cwd=world.root / "clean") for side in ("ours", "theirs")]
+        assert sides == ["ours", "theirs"] and clean.git("show", f"{oid}:base/f1.txt", cwd=world.root / "clean")
+    assert_idempotent(world, answer)
+
+
+def test_what_was_staged_and_cannot_be_saved_any_more_is_said(world: World, repo: Repo) -> None:
+    """Invariant 8: an index whose objects are gone holds nothing that could be saved, and that is told."""
+    worker = world.lease("r1", "w1")["w1"]
+    worker.write("kept.txt", "only here\n")
+    worker.git("add", "kept.txt")
+    oid = worker.git("rev-parse", ":kept.txt")
+    (repo.path / ".git/objects" / oid[:2] / oid[2:]).unlink()
+    shutil.rmtree(worker.path)
+    answer = reconcile(world)
+    assert (answer.code, status_of(answer, "w1")) == (0, "discarded"), answer
+    notes = {note["code"]: note["message"] for note in world.lease_file("r1", "w1")["diagnostics"]}
+    assert oid in notes["staged_lost"], notes
     assert_idempotent(world, answer)
 
 

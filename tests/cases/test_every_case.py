@@ -183,7 +183,8 @@ CASES: dict[str, str] = {
         lease::the_operators_checkout_stays_as_it_is_apart_from_one_exclude_line
         lease::the_exclude_line_is_there_once_and_works""",
     "clean-ffdx-destroys-leases": """
-        cases/repository_cases::what_the_operator_sweeps_away_is_told_as_it_is""",
+        cases/repository_cases::what_the_operator_sweeps_away_is_told_as_it_is
+        cases/state_cases::state_that_lies_in_a_checkout_is_warned_of_once_and_works""",
     "slug-collision": """
         cases/state_cases::ids_that_fold_to_one_name_are_refused_and_like_ones_are_kept_apart
         names::an_id_is_accepted_as_it_stands_or_refused

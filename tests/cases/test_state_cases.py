@@ -289,3 +289,20 @@ def test_names_that_are_no_text_go_through_records_and_answers(world: World) -> 
     promoted = world.lionwt("promote", "r1", cwd=repo.path)
     assert promoted.code == 0 and "\x1b[31m" not in promoted.out + promoted.err
     assert all((repo.path / name).read_text() == "x\n" for name in names)
+
+
+@pytest.mark.parametrize("place", ["repo/.lionagi", "elsewhere"])
+def test_state_that_lies_in_a_checkout_is_warned_of_once_and_works(world: World, repo: Repo, place: str) -> None:
+    """Case 48: ``git clean -ffdx`` deletes what lies in the working tree, and whoever opens a run there is told."""
+    env: dict[str, str | None] = {"LIONAGI_HOME": str(world.root / place)}
+    opened = world.lionwt("lease", "r1", "-w", "w1", "--target", "work", "--owner-pid", "none", "--json", env=env)
+    assert opened.code == 0, opened
+    assert ("git clean" in opened.err) is (place == "repo/.lionagi"), opened
+    later = world.lionwt("lease", "r1", "-w", "w2", "--owner-pid", "none", "--json", env=env)
+    assert (later.code, later.err) == (0, ""), later
+    assert world.lionwt("reconcile", "r1", "--takeover", env=env).code == 0
+    if place == "repo/.lionagi":
+        shown = repo.status().splitlines()
+        assert shown and all(line.startswith("?? .lionagi/") for line in shown)
+    else:
+        assert repo.status() == ""

@@ -68,8 +68,8 @@ def run_unit(unit: str) -> tuple[str, int, str | None]:
 
 
 def _run_point(forker: Forker, room: Path, words: list[str]) -> int:
-    scene, point, nth, action = words
-    points.run_case(forker, room, points.Case(scene, point, int(nth), action))
+    scene, point, nth, action, owner = words
+    points.run_case(forker, room, points.Case(scene, point, int(nth), action, owner == "owned"))
     return 1
 
 
@@ -112,7 +112,10 @@ _RUN: dict[str, Callable[[Forker, Path, list[str]], int]] = {
 def _trace(scene: str) -> list[str]:
     assert _forker is not None and _room is not None
     passed = points.trace(_forker, _room / "trace", scene)
-    return [f"points|{case.scene}|{case.point}|{case.nth}|{case.action}" for case in points.all_cases(scene, passed)]
+    return [
+        f"points|{case.scene}|{case.point}|{case.nth}|{case.action}|{'owned' if case.is_owned else 'none'}"
+        for case in points.all_cases(scene, passed)
+    ]
 
 
 def _count(scene: str, children: bool) -> tuple[str, bool, dict[str, int]]:

@@ -18,15 +18,20 @@ ACTIONS = ("kill", "raise", "nospace")
 
 @dataclass(frozen=True)
 class Case:
-    """The n-th pass of a scene's command through a point, and what happens there."""
+    """The n-th pass of a scene's command through a point, and what happens there.
+
+    With ``is_owned`` an owner answered for the leases and is dead before they are reconciled,
+    else none was declared and they are taken over.
+    """
 
     scene: str
     point: str
     nth: int
     action: str
+    is_owned: bool = False
 
     def __str__(self) -> str:
-        return f"{self.scene}: {self.point}:{self.action}:{self.nth}"
+        return f"{self.scene}: {self.point}:{self.action}:{self.nth}{' (owned)' if self.is_owned else ''}"
 
 
 def trace(forker: Forker, room: Path, name: str) -> list[tuple[str, str]]:
@@ -55,6 +60,7 @@ def all_cases(name: str, passed: list[tuple[str, str]]) -> list[Case]:
         if kind == "point":
             counts[point] = counts.get(point, 0) + 1
             found += [Case(name, point, counts[point], action) for action in ACTIONS]
+            found.append(Case(name, point, counts[point], "kill", is_owned=True))
     return found
 
 
@@ -62,7 +68,7 @@ def some_cases(name: str, passed: list[tuple[str, str]]) -> list[Case]:
     """Each point of the scene once, at one of its passes: kill at every other, in turn with the rest.
 
     The turn begins elsewhere in every scene, so a point that several verbs pass
-    meets every action.
+    meets every action. Every other kill leaves the leases of an owner that is dead.
     """
     counts: dict[str, int] = {}
     for kind, point in passed:
@@ -71,8 +77,8 @@ def some_cases(name: str, passed: list[tuple[str, str]]) -> list[Case]:
     turn = list(SCENES).index(name)
     actions = ("kill", "raise", "kill", "nospace")
     return [
-        Case(name, point, 1 + (turn + number) % counts[point], actions[(turn + number) % 4])
-        for number, point in enumerate(counts)
+        Case(name, point, 1 + at % counts[point], actions[at % 4], is_owned=at % 4 == 2)
+        for at, point in enumerate(counts, turn)
     ]
 
 
@@ -80,6 +86,7 @@ def run_case(forker: Forker, room: Path, case: Case) -> None:
     """Set up, interrupt, recover; raises what does not hold."""
     scene = SCENES[case.scene]
     world = CrashWorld(room, forker)
+    world.is_owned = case.is_owned
     try:
         stage = scene.stage(world)
         fault = f"{case.point}:{case.action}:{case.nth}"

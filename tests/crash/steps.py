@@ -24,7 +24,7 @@ _EVENTS = {
     "os.link": (0, 1),
     "os.symlink": (0, 1),
     "os.truncate": (0,),
-    "shutil.rmtree": (0,),
+    "lionwt.trees.remove": (0,),
 }
 #: git commands that write something else than objects.
 _WRITING = {
@@ -98,7 +98,7 @@ _SWEEPING = "os.remove "
 #: Steps that are one: dying between them is no other state for those who come later.
 _ONE: tuple[tuple[str, str], ...] = (
     # Sweeping: what is left of it is swept again.
-    (r"(os\.remove|os\.rmdir|shutil\.rmtree) ", r"(os\.remove|os\.rmdir|shutil\.rmtree) "),
+    (r"(os\.remove|os\.rmdir|lionwt\.trees\.remove) ", r"(os\.remove|os\.rmdir|lionwt\.trees\.remove) "),
     # What belongs to an allocation is undone as a whole, by its nonce.
     (r"git worktree", r"os\.remove \S+/info/sparse-checkout"),
     (r"os\.remove \S+/info/sparse-checkout", r"git config"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,27 @@ class CrashWorld(World):
         self.calls.mkdir()
         self.env["LIONWT_TEST_SECRET"] = SECRET
         self.started: list[Call] = []
+        #: With an owner, leases are its own, and it dies before each reconcile, which takes nothing over then.
+        self.is_owned = False
+        self.owner: subprocess.Popen[bytes] | None = None
+
+    def _as_owned(self, arguments: Sequence[str | os.PathLike[str]]) -> list[str | os.PathLike[str]]:
+        if arguments[0] == "reconcile":
+            self._end_owner()
+            return [word for word in arguments if word != "--takeover"]
+        if "--owner-pid" not in arguments:
+            return list(arguments)
+        if self.owner is None:
+            self.owner = subprocess.Popen(["sleep", "3600"])
+        words = list(arguments)
+        words[words.index("--owner-pid") + 1] = str(self.owner.pid)
+        return words
+
+    def _end_owner(self) -> None:
+        if self.owner is not None:
+            self.owner.kill()
+            self.owner.wait()
+            self.owner = None
 
     def begin(
         self,
@@ -45,6 +67,8 @@ class CrashWorld(World):
     ) -> Call:
         """Start the command, as the leader of a process group of its own."""
         where = cwd or self.root / "repo"
+        if self.is_owned:
+            arguments = tuple(self._as_owned(arguments))
         call = self.forker.start(arguments, where, self.environment(dict(env or {})), self.calls)
         self.started = [other for other in self.started if other.code is None]
         self.started.append(call)
@@ -67,6 +91,7 @@ class CrashWorld(World):
                 call.kill(group=True)
             if call.code is None:
                 call.answer(30)
+        self._end_owner()
         super().end()
 
     def operated(self, more: Mapping[str, str] | None = None) -> tuple[Repo, Checker]:
