@@ -58,9 +58,9 @@ def run_unit(unit: str) -> tuple[str, int, str | None]:
     """Run one unit by its name; returns how much was done and what does not hold."""
     assert _forker is not None and _room is not None
     part, *words = unit.split("|")
-    room = _room / "unit"
-    shutil.rmtree(room, ignore_errors=True)
-    room.mkdir()
+    for left in _room.iterdir():  # by a unit in which something does not hold
+        shutil.rmtree(left, ignore_errors=True)
+    room = Path(tempfile.mkdtemp(prefix="unit.", dir=_room))
     try:
         return unit, _RUN[part](_forker, room / "world", words), None
     except Exception as error:

@@ -53,8 +53,12 @@ class Call:
 
     def kill(self, number: int = signal.SIGKILL, *, group: bool = False) -> None:
         """Send a signal to the process, or to its whole group, unless it has been waited for."""
-        if self.code is None:
+        if self.code is not None:
+            return
+        try:
             (os.killpg if group else os.kill)(self.pid, number)
+        except ProcessLookupError:  # just forked, and in no group of its own yet
+            os.kill(self.pid, number)
 
     def answer(self, seconds: float = 120.0) -> Answer:
         """Wait for the end; what was answered until then."""
