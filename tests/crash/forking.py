@@ -68,6 +68,8 @@ class Call:
         if self.code is None:
             self.code = self.forker.collect(self.pid)
             os.close(self.pidfd)
+        for path in (self.out, self.err):
+            path.touch()  # killed before it had opened them
         said = Answer(self.code, self.out.read_text("utf-8", "surrogateescape"), self.err.read_text("utf-8", "replace"))
         for path in (self.out, self.err):
             path.unlink()
