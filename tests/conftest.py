@@ -32,11 +32,14 @@ Runner = Any  # pytest-console-scripts' ScriptRunner
 
 
 def pytest_configure() -> None:
-    """Compile the package once: the hundreds of processes that tests start write no bytecode themselves."""
+    """What every process that tests start finds: compiled modules, and no signal ignored (as under nohup)."""
     import compileall
 
     import lionwt
 
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, usual)
     compileall.compile_dir(Path(lionwt.__file__).parent, quiet=2)
 
 

@@ -154,7 +154,7 @@ def test_a_worker_that_removes_its_own_worktree_has_a_record_when_li_ends(
     run = lionagi.run()
     assert world.record(run, "implementer")["status"] == "discarded", answer
     assert "lionwt: implementer: discarded; " in answer.err
-    assert "is not the directory that was leased to 'implementer'" in answer.err
+    assert "which was leased to 'implementer', is gone" in answer.err
     assert world.record(run, "implementer-2")["status"] == "promoted"
     assert list(world.evidence(run, "implementer").glob("*.bundle"))
     named = {"LIONAGI_RUN_ID": run, "LIONAGI_WORKER_ID": "implementer"}
