@@ -32,6 +32,8 @@ Noted = dict[bytes, "Version | None"]
 #: Below the place, where no path of a checkout leads.
 _BESIDE: Final = b".git"
 _NOT_THERE: Final = (FileNotFoundError, NotADirectoryError)
+#: Mounted below the checkout, so that there is no place beside it; or in a directory of somebody else's.
+_CANNOT_BE_MOVED: Final = (errno.EXDEV, errno.EACCES, errno.EPERM, errno.EBUSY)
 
 
 def version(path: bytes) -> Version | None:
@@ -44,8 +46,16 @@ def version(path: bytes) -> Version | None:
 
 
 def note(root: bytes, paths: Iterable[bytes]) -> Noted:
-    """The versions that stand at ``paths`` below ``root``."""
-    return {path: version(os.path.join(root, path)) for path in paths}
+    """The versions that stand at ``paths`` below ``root``; what lies behind a link there is not at the path."""
+    return {path: None if beyond_link(root, path) else version(os.path.join(root, path)) for path in paths}
+
+
+def beyond_link(root: bytes, path: bytes) -> bool:
+    """Whether a directory on the way from ``root`` to ``path`` is a symbolic link."""
+    while path := os.path.dirname(path):
+        if os.path.islink(os.path.join(root, path)):
+            return True
+    return False
 
 
 class Aside(State):
@@ -61,15 +71,17 @@ class Aside(State):
             return not os.path.lexists(source)
         if stat.S_ISDIR(noted[-1]):
             return True  # emptied by what is taken from below it, or in the way of the writing
+        if os.path.lexists(target) or beyond_link(self.place, path):
+            return False  # another version of the owner's is kept there, or a link was moved
         os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
         try:
             os.rename(source, target)
         except _NOT_THERE:
             return False
         except OSError as error:
-            if error.errno != errno.EXDEV:
+            if error.errno not in _CANNOT_BE_MOVED:
                 raise
-            return _unlink_in_place(source, noted)  # mounted below the checkout: there is no place beside it
+            return False  # told, and left as it is
         if version(target) == noted:
             return True
         _put(target, source)
@@ -112,7 +124,10 @@ class Aside(State):
         """
         if not os.path.isdir(self.place):
             return []
+        self._undo_exchanges()
+        seen = note(self.place, self._paths())
         old = is_old(self.place)
+        old = {path for path in old if version(os.path.join(self.place, path)) == seen.get(path)}
         taken = set()
         for path in list(self._paths()):
             if path in old and path not in handled:
@@ -130,6 +145,8 @@ class Aside(State):
     def _exchange(self, path: bytes, landed: Version | None) -> None:
         """Put a moved file back in the place of the ``landed`` version; both stay where another stands there."""
         source, beside = os.path.join(self.root, path), os.path.join(self.place, _BESIDE, path)
+        if os.path.lexists(beside):
+            return
         with contextlib.suppress(OSError):  # a directory has come
             os.makedirs(os.path.dirname(beside), exist_ok=True)
             os.rename(source, beside)
@@ -138,6 +155,12 @@ class Aside(State):
                 _put(os.path.join(self.place, path), source)
             else:
                 _put(beside, source)
+
+    def _undo_exchanges(self) -> None:
+        """Put back what an exchange that was killed had taken away."""
+        beside = Aside(os.path.join(self.root), os.path.join(self.place, _BESIDE))
+        for path in list(beside._paths()):
+            beside._return(path)
 
     def _return(self, path: bytes) -> bool:
         source = os.path.join(self.root, path)
@@ -168,18 +191,13 @@ def _put(moved: bytes, source: bytes) -> bool:
     try:
         os.link(moved, source, follow_symlinks=False)
     except FileExistsError:
-        return False
+        if version(moved) != version(source):
+            return False
+        # Both are names of one file: a put that was killed.
     except OSError:  # a file system without links, or a directory
         if os.path.lexists(source):
             return False
         os.rename(moved, source)
         return True
     os.unlink(moved)
-    return True
-
-
-def _unlink_in_place(source: bytes, noted: Version | None) -> bool:
-    if version(source) != noted:
-        return False
-    os.unlink(source)
     return True

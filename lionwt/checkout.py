@@ -16,12 +16,12 @@ import shlex
 import shutil
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from lionwt import evidence, git, history, names, store, words, worktree
-from lionwt.aside import Aside, Noted, note
+from lionwt.aside import Aside, Noted, beyond_link, note
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.evidence import Change
 from lionwt.faults import point
@@ -241,8 +241,11 @@ class Checkout:
         in_way = {path: "not committed" for path in self._uncommitted(private, expected, changes) if tried.code}
         for path in self._removed(private, [change.path for change in changes if change.status in "MT"]):
             in_way[path] = "removed, not committed"
-        for path in self._hidden_obstacles(private, [change.path for change in changes if change.status in "AT"]):
-            in_way[path] = "not tracked"
+        for change in changes:  # git does not look at what has taken a submodule's place
+            if change.old.mode == GITLINK and not _is_free(os.fsencode(self.root), change.path):
+                in_way[change.path] = "not committed"
+        for path in self._hidden_obstacles(private, changes):
+            in_way.setdefault(path, "not tracked")
         if in_way:
             raise self._in_the_way(in_way)
         if tried.code:
@@ -309,9 +312,11 @@ class Checkout:
         skipped = {row[2:] for row in listed if row.startswith(b"S ")}
         return [path for path in missing if path not in skipped]
 
-    def _hidden_obstacles(self, private: git.Git, added: Sequence[bytes]) -> list[bytes]:
-        """What an added path would destroy, ignored files among it, which git does not mind."""
+    def _hidden_obstacles(self, private: git.Git, changes: Sequence[Change]) -> list[bytes]:
+        """What an added path would destroy, ignored and newly staged files among it, which git does not mind."""
         root = os.fsencode(self.root)
+        added = [change.path for change in changes if change.status in "AT"]
+        removed = {change.path for change in changes if change.status in "DT"}
         suspects = [path for path in added if _first_existing(root, path) is not None]
         if not suspects:
             return []
@@ -327,7 +332,7 @@ class Checkout:
                 continue
             for parent, _, files in os.walk(os.path.join(root, found)):
                 inside = (os.path.relpath(os.path.join(parent, name), root) for name in files)
-                obstacles.update((inner, None) for inner in inside if inner not in tracked)
+                obstacles.update((inner, None) for inner in inside if inner not in tracked or inner not in removed)
         return list(obstacles)
 
     def forward(self, lock: IndexLock, look: Look, keep_fd: int) -> list[str]:
@@ -382,7 +387,7 @@ class Checkout:
         private = self.private(lock.copy).keeping(keep_fd)
         held = self._index_entries(private)
         aside = self._aside(merge)
-        kept = self._give_back(aside, every, changes)
+        kept = self._give_back(aside, expected, every, changes)
         noted = note(os.fsencode(self.root), [change.path for change in changes])
         writable, left = self._sort_out(changes, held)
         left += kept
@@ -420,18 +425,36 @@ class Checkout:
 
     def _aside(self, merge: str) -> Aside:
         """Where a landing moves files to: known from its journal, whoever goes on with it."""
-        return Aside(os.fsencode(self.root), os.fsencode(self.git_dir / f"lionwt-{merge}.aside"))
+        place = self.git_dir / f"lionwt-{merge}.aside"
+        if os.stat(self.git_dir).st_dev != os.stat(self.root).st_dev:
+            place = self.root / f".lionwt-{merge}.aside"
+        return Aside(os.fsencode(self.root), os.fsencode(place))
 
-    def put_back(self, expected: str, merge: str) -> list[str]:
-        """Put back what a landing moved aside where the checkout has left the target since; returns what stays."""
-        changes = evidence.changes_between(self.run.private(), expected, merge)
-        return [git.text(place) for place in self._give_back(self._aside(merge), changes, [])]
+    def put_back(self, expected: str, merge: str, head: str | None) -> list[str]:
+        """Put back what a landing moved aside that is not finished; returns what has to stay where it is.
 
-    def _give_back(self, aside: Aside, changes: Sequence[Change], handled: Sequence[Change]) -> list[bytes]:
+        ``head`` is what the checkout is on, where that is known: what is as before
+        the landing there belongs there.
+        """
+        if not os.path.isdir(self._aside(merge).place):
+            return []
+        objects = self.run.private()
+        changes = evidence.changes_between(objects, expected, merge)
+        handled: list[Change] = []
+        if head is not None:
+            other = {change.path for change in evidence.changes_between(objects, expected, head)}
+            handled = [change for change in changes if change.path not in other]
+        return [git.text(place) for place in self._give_back(self._aside(merge), expected, changes, handled)]
+
+    def _give_back(
+        self, aside: Aside, expected: str, changes: Sequence[Change], handled: Sequence[Change]
+    ) -> list[bytes]:
         with self.run.scratch(".repair") as scratch:
             return aside.give_back(
                 {change.path for change in handled},
-                lambda place: self._matching(scratch, [(c.path, c.old) for c in changes], Path(git.text(place))),
+                lambda place: self._matching(
+                    scratch, [(change.path, change.old) for change in changes], Path(git.text(place)), expected
+                ),
                 lambda taken: self._landed(scratch, [change for change in handled if change.path in taken]),
             )
 
@@ -480,8 +503,13 @@ class Checkout:
         whole = self._matching(scratch, [(change.path, change.new) for change in changes], self.root)
         return whole | self._torn(scratch, [change for change in changes if change.path not in whole])
 
-    def _matching(self, scratch: Path, wanted: Sequence[tuple[bytes, Entry]], top: Path) -> set[bytes]:
-        """The paths below ``top`` whose file is exactly that version (or is absent where the version is)."""
+    def _matching(
+        self, scratch: Path, wanted: Sequence[tuple[bytes, Entry]], top: Path, tree: str | None = None
+    ) -> set[bytes]:
+        """The paths below ``top`` whose file is exactly that version (or is absent where the version is).
+
+        Elsewhere than in the checkout the attributes are those of ``tree``.
+        """
         index = scratch / "match"
         index.unlink(missing_ok=True)
         private = git.private(self.run.paths.git_dir, self.run.common_dir, work_tree=top, index=index)
@@ -490,14 +518,16 @@ class Checkout:
         root = os.fsencode(top)
         for path, entry in wanted:
             if entry.mode == "000000":
-                full = os.path.join(root, path)
                 # A directory may become a file; writing looks again whether it has become empty.
-                if not os.path.lexists(full) or (os.path.isdir(full) and not os.path.islink(full)):
+                if beyond_link(root, path) or _is_free(root, path):
                     found.add(path)
             elif entry.mode == GITLINK:
-                found.add(path)
+                if _is_free(root, path):
+                    found.add(path)
             else:
                 lines.append(f"{entry.mode} {entry.oid}\t".encode("ascii") + path + b"\0")
+        if tree is not None:
+            private.run("read-tree", tree, timeout=git.CONTENT)
         # D/F pairs cannot share an index, so each side has one of its own.
         private.run("update-index", "-z", "--replace", "--index-info", stdin=b"".join(lines), timeout=git.CONTENT)
         private.run("update-index", "-q", "--refresh", ok=(0, 1), timeout=git.CONTENT)
@@ -530,16 +560,17 @@ class Checkout:
         root = os.fsencode(self.root)
         taken = []
         for change in changes:
-            if _beyond_link(root, change.path) or not aside.take(change.path, noted.get(change.path)):
+            if beyond_link(root, change.path) or not aside.take(change.path, noted.get(change.path)):
                 left.append(change.path)
             else:
                 taken.append(change)
         point("promote.set_aside")
+        files = {change.path for change in taken if change.new.mode != "000000"}
         for change in taken:
             if change.old.mode == GITLINK and change.new.mode != GITLINK:
                 with contextlib.suppress(OSError):
                     os.rmdir(self._absolute(change.path))  # git leaves a submodule that was checked out
-            if change.new.mode == "000000":
+            if change.new.mode == "000000" and files.intersection(_parents(change.path)):
                 _drop_empty_dirs(root, change.path)
         present = []
         for change in taken:
@@ -549,35 +580,53 @@ class Checkout:
             if change.new.mode == GITLINK:
                 with contextlib.suppress(OSError):
                     os.makedirs(path, exist_ok=True)
-            elif os.path.lexists(path) or _file_above(root, change.path):
+                continue
+            if os.path.isdir(path) and not os.path.islink(path):
+                with contextlib.suppress(OSError):  # an empty one makes room, as with git
+                    os.rmdir(path)
+            if os.path.lexists(path) or _file_above(root, change.path):
                 left.append(change.path)
             else:
                 present.append(change.path)
         left += self._write_new(private, present)
+        for change in taken:
+            if change.new.mode == "000000":
+                _drop_empty_dirs(root, change.path)
         point("promote.files_written")
         left += aside.drop(noted, lambda late: late.intersection(present) - self._differing(private))
 
     @staticmethod
     def _differing(private: git.Git) -> set[bytes]:
         """The tracked paths whose file is not what the index says that git has written."""
+        # Where git left a file as it found it, it noted none of those that it wrote.
+        private.run("update-index", "-q", "--refresh", ok=(0, 1), timeout=git.CONTENT)
         return set(git.records(private.run("diff-files", "-z", "--name-only", timeout=git.CONTENT).out))
 
-    @classmethod
-    def _write_new(cls, private: git.Git, paths: list[bytes]) -> list[bytes]:
+    def _write_new(self, private: git.Git, paths: list[bytes]) -> list[bytes]:
         """Let git write files where none are; moves the paths where one has appeared from ``paths`` to the answer."""
-        if not paths:
-            return []
-        stdin = b"".join(path + b"\0" for path in paths)
-        # Never forced: git makes each file itself, or leaves what it finds.
-        done = private.run("checkout-index", "-u", "-z", "--stdin", stdin=stdin, ok=(0, 1, 128), timeout=git.CONTENT)
-        if done.code == 0:
-            return []
-        if not all(line.endswith(_APPEARED) for line in done.err.splitlines()):
-            raise git.failure(("checkout-index",), done)
-        differing = cls._differing(private)
-        appeared = [path for path in paths if path in differing]
-        paths[:] = [path for path in paths if path not in differing]
-        return appeared
+        root = os.fsencode(self.root)
+        appeared: set[bytes] = set()
+        pending = list(paths)
+        while pending:
+            stdin = b"".join(path + b"\0" for path in pending)
+            # Never forced: git makes each file itself, or leaves what it finds.
+            done = private.run(
+                "checkout-index", "-u", "-z", "--stdin", stdin=stdin, ok=(0, 1, 128), timeout=git.CONTENT
+            )
+            if done.code == 0:
+                break
+            if not all(line.endswith(_APPEARED) for line in done.err.splitlines()):
+                raise git.failure(("checkout-index",), done)
+            differing = self._differing(private)
+            behind = [path for path in pending if path in differing]
+            # git gives up where a file has come in the place of a directory.
+            missing = [path for path in behind if _is_free(root, path) and not _file_above(root, path)]
+            appeared.update(set(behind).difference(missing))
+            if len(missing) == len(pending):
+                raise git.failure(("checkout-index",), done)
+            pending = missing
+        paths[:] = [path for path in paths if path not in appeared]
+        return sorted(appeared)
 
 
 def _index_line(change: Change) -> bytes:
@@ -597,11 +646,15 @@ def _first_existing(root: bytes, path: bytes) -> bytes | None:
     return path if os.path.lexists(os.path.join(root, path)) else None
 
 
-def _beyond_link(root: bytes, path: bytes) -> bool:
+def _parents(path: bytes) -> Iterator[bytes]:
     while path := os.path.dirname(path):
-        if os.path.islink(os.path.join(root, path)):
-            return True
-    return False
+        yield path
+
+
+def _is_free(root: bytes, path: bytes) -> bool:
+    """Whether no file and no link stands at the path itself."""
+    full = os.path.join(root, path)
+    return not os.path.lexists(full) or (os.path.isdir(full) and not os.path.islink(full))
 
 
 def _file_above(root: bytes, path: bytes) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lionwt import git, landing, teardown
+from lionwt import git, landing, teardown, words
 from lionwt.checkout import Checkout, IndexLock
 from lionwt.errors import LionwtError
 from lionwt.faults import point
@@ -47,12 +47,22 @@ def one_landing(run: Run, file: LeaseFile, lock_fd: int) -> LeaseFile:
     if head == intended.expected and _never_moved(run, file.worker_id, intended):
         _drop_lock(run, intended)
         return run.store.write(file.having(intent=None))
+    file = _put_back(run, file, intended, head)
     _drop_lock(run, intended)
     error = landing.moved(run, intended.expected, undone=intended.merge)
     outcome = Outcome(
         status="needs_resolution", policy="merge_validated", code=error.code, message=error.message, hint=error.hint
     )
     return teardown.decide(run, file.noting("landed_then_moved", error.message), outcome)
+
+
+def _put_back(run: Run, file: LeaseFile, intended: Landing, head: str | None) -> LeaseFile:
+    """Put back what a landing that is not finished had moved aside, and note what cannot be."""
+    checkout = Checkout(run)
+    on = checkout.shared().run("symbolic-ref", "--quiet", "HEAD", ok=(0, 1))
+    here = git.text(on.out).strip() == run.file.target
+    kept = checkout.put_back(intended.expected, intended.merge, head if here else None)
+    return file.noting("checkout_behind", f"files of yours are in {words.some(kept)}") if kept else file
 
 
 def _descends(run: Run, head: str, merge: str) -> bool:
@@ -87,7 +97,7 @@ def _bring_forward(run: Run, file: LeaseFile, intended: Landing, head: str, lock
     checkout = Checkout(run)
     on = checkout.shared().run("symbolic-ref", "--quiet", "HEAD", ok=(0, 1))
     if git.text(on.out).strip() != run.file.target:
-        kept = checkout.put_back(intended.expected, intended.merge)
+        kept = checkout.put_back(intended.expected, intended.merge, None)
         _drop_lock(run, intended)
         return kept  # the operator has gone elsewhere; git brought that checkout there
     lock = _adopt_lock(checkout, intended, file)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lionwt.aside import Aside, note
 from tests.conftest import Repo, World, go_on
 
 NEW = "new line\n" * 50
@@ -218,11 +219,49 @@ def test_a_reconcile_that_dies_with_files_moved_is_finished_by_the_next(
     assert landing.status() == ""
 
 
+@pytest.mark.parametrize("how", ["--mixed", "--soft", "--hard"])
+def test_a_target_that_was_reset_in_the_middle_of_a_landing_has_its_old_files(
+    world: World, landing: Repo, how: str
+) -> None:
+    """Design 8: the operator took the move back; what a landing had moved is where it was."""
+    before = landing.head()
+    with open(landing.path / "f2.txt", "r+") as file:
+        assert world.promote("r1", env={"LIONWT_FAULT": "promote.set_aside:kill"}).code == -9
+        (landing.path / ".git/index.lock").unlink()
+        landing.git("reset", "-q", how, before)
+        file.write(MINE)
+    answer = world.lionwt(*RECONCILE)
+    assert answer.code == 4 and world.record("r1", "w1")["status"] == "needs_resolution", answer
+    theirs = (landing.path / "f2.txt").read_text()
+    if how == "--hard":  # two versions: the one that was reset stands, the one in the editor is named
+        (place,) = (landing.path / ".git").glob("lionwt-*.aside")
+        assert MINE in (place / "f2.txt").read_text() and str(place) in world.lease_bytes("r1", "w1").decode()
+        return
+    assert MINE in theirs and (landing.path / "gone.txt").read_text() == "gone\n"
+    landing.git("reset", "-q", "--mixed", before)
+    assert landing.status() == " M f2.txt" and world.leftovers("r1", landing) == []
+
+
+@pytest.mark.parametrize("ending", ["lf", "crlf"])
 @pytest.mark.parametrize("point", ["promote.set_aside", "promote.files_written"])
 def test_a_checkout_that_left_the_target_in_the_middle_of_a_landing_gets_nothing_old_back(
-    world: World, landing: Repo, point: str
+    world: World, repo: Repo, point: str, ending: str
 ) -> None:
     """Design 8: the operator has gone elsewhere by force; what a landing had moved is git's, and goes."""
+    repo.git("switch", "-q", "main")
+    repo.commit("endings", **{".gitattributes": f"*.txt text eol={ending}\n"})
+    repo.git("add", "--renormalize", ".")
+    repo.git("switch", "-q", "work")
+    repo.git("merge", "-q", "main")
+    repo.git("rm", "-q", "-r", "--cached", ".")
+    repo.git("reset", "-q", "--hard")
+    worker = world.lease("r1", "w1")["w1"]
+    worker.write("f1.txt", NEW)
+    worker.write("new.txt", NEW)
+    worker.write("dir/new.txt", NEW)
+    (worker.path / "f2.txt").unlink()
+    world.freeze_now("r1", "w1")
+    landing = repo
     assert world.promote("r1", env={"LIONWT_FAULT": f"{point}:kill"}).code == -9
     (landing.path / ".git/index.lock").unlink()
     landing.git("switch", "-q", "-f", "main")
@@ -230,3 +269,140 @@ def test_a_checkout_that_left_the_target_in_the_middle_of_a_landing_gets_nothing
     assert world.lionwt(*RECONCILE).code == 0
     assert landing.git("rev-parse", "--abbrev-ref", "HEAD").strip() == "main"
     assert landing.status() == "" and world.leftovers("r1", landing) == []
+
+
+def test_only_what_is_someone_elses_is_said_to_be(world: World, landing: Repo) -> None:
+    """Design 5: the answer names the one file; and what an editor wrote late elsewhere is put back all the same."""
+    with open(landing.path / "f2.txt", "r+") as file:
+        child = world.stopped_at("promote.set_aside", "promote", "r1", "--json")
+        (landing.path / "new.txt").write_text(MINE)
+        file.write(MINE)
+        file.flush()
+        file.seek(0)
+        theirs = file.read()
+        answer = go_on(child)
+    assert (answer.code, answer.error) == (4, "checkout_behind"), answer
+    assert "2 files of the checkout hold something else" in answer.json["error"]["message"]
+    assert (landing.path / "new.txt").read_text() == MINE and (landing.path / "f2.txt").read_text() == theirs
+    assert (landing.path / "f1.txt").read_text() == NEW and world.leftovers("r1", landing) == []
+
+
+def test_a_file_that_comes_where_a_directory_is_to_be_stops_nothing_else(world: World, repo: Repo) -> None:
+    """Invariant 14: git gives up at it; what comes after it is written all the same."""
+    marker = world.root / "landing"
+    world.config("filter.saving.smudge", f"sh -c 'if [ -e {marker} ]; then printf mine > {repo.path}/room; fi; cat'")
+    world.config("filter.saving.clean", "cat")
+    repo.commit("a filter", **{".gitattributes": "new.txt filter=saving\n"})
+    worker = world.lease("r1", "w1")["w1"]
+    for name in ("f1.txt", "new.txt", "room/new.txt", "z.txt"):
+        worker.write(name, NEW)
+    world.freeze_now("r1", "w1")
+    marker.touch()
+    answer = world.promote("r1")
+    assert (answer.code, answer.error) == (4, "checkout_behind"), answer
+    assert (repo.path / "room").read_text() == "mine" and (repo.path / "z.txt").read_text() == NEW
+    assert "1 file of the checkout holds" in answer.json["error"]["message"]
+    assert world.leftovers("r1", repo) == []
+
+
+@pytest.mark.parametrize("save", [in_place, as_a_link])
+@pytest.mark.parametrize("change", ["bumped", "removed"])
+def test_what_has_taken_a_submodules_place_is_in_the_way(
+    world: World, repo: Repo, change: str, save: Callable[[Path], None]
+) -> None:
+    """Invariant 13 and 14: git does not look at a submodule's path; the operator's file there stops the landing."""
+    first = repo.head()
+    repo.git("update-index", "--add", "--cacheinfo", f"160000,{first},module")
+    repo.git("commit", "-q", "-m", "a submodule")
+    (repo.path / "module").mkdir(exist_ok=True)
+    worker = world.lease("r1", "w1")["w1"]
+    if change == "bumped":
+        worker.git("update-index", "--cacheinfo", f"160000,{repo.head()},module")
+    else:
+        worker.git("rm", "-q", "--cached", "module")
+        (worker.path / "module").rmdir()
+    worker.git("commit", "-q", "-m", change)
+    world.freeze_now("r1", "w1")
+    (repo.path / "module").rmdir()
+    save(repo.path / "module")
+    before = repo.snapshot()
+    answer = world.promote("r1")
+    assert (answer.code, answer.error) == (4, "checkout_blocked"), answer
+    assert repo.snapshot() == before
+
+
+def test_a_link_that_becomes_a_directory_is_not_looked_through(world: World, repo: Repo) -> None:
+    """Invariant 14: what lies behind a link is not at the path, neither to be moved nor to be compared."""
+    repo.commit("a link", **{"other/x.txt": "other\n"})
+    (repo.path / "d").symlink_to("other")
+    repo.git("add", "d")
+    repo.git("commit", "-q", "-m", "d")
+    worker = world.lease("r1", "w1")["w1"]
+    (worker.path / "d").unlink()
+    worker.write("d/x.txt", NEW)
+    world.freeze_now("r1", "w1")
+    assert world.promote("r1", env={"LIONWT_FAULT": "promote.set_aside:kill"}).code == -9
+    assert world.lionwt(*RECONCILE).code == 0
+    assert (repo.path / "d/x.txt").read_text() == NEW and (repo.path / "other/x.txt").read_text() == "other\n"
+    assert repo.status() == "" and world.leftovers("r1", repo) == []
+
+
+def test_a_directory_that_keeps_files_is_never_made_anew(world: World, repo: Repo) -> None:
+    """Invariant 14: its mode and whoever stands in it stay, though all its files are replaced or removed."""
+    repo.commit("more", **{"dir/a.txt": "a\n", "dir/b.txt": "b\n"})
+    (repo.path / "dir").chmod(0o700)
+    before = (repo.path / "dir").stat()
+    worker = world.lease("r1", "w1")["w1"]
+    worker.write("dir/b.txt", NEW)
+    (worker.path / "dir/a.txt").unlink()
+    world.freeze_now("r1", "w1")
+    assert world.promote("r1").code == 0
+    now = (repo.path / "dir").stat()
+    assert (now.st_ino, now.st_mode) == (before.st_ino, before.st_mode) and os.listdir(repo.path / "dir") == ["b.txt"]
+
+
+def test_a_new_file_that_is_staged_below_a_directory_that_becomes_a_file_is_in_the_way(
+    world: World, repo: Repo
+) -> None:
+    """Invariant 13 and 14: git would drop it from the index without a word."""
+    repo.commit("more", **{"d/a.txt": "a\n"})
+    worker = world.lease("r1", "w1")["w1"]
+    (worker.path / "d/a.txt").unlink()
+    (worker.path / "d").rmdir()
+    worker.write("d", NEW)
+    world.freeze_now("r1", "w1")
+    repo.write("d/staged.txt", MINE)
+    repo.git("add", "d/staged.txt")
+    before = repo.snapshot()
+    answer = world.promote("r1")
+    assert (answer.code, answer.error) == (4, "checkout_blocked") and "d/staged.txt" in answer.out, answer
+    assert repo.snapshot() == before
+
+
+def test_an_empty_directory_makes_room(world: World, landing: Repo) -> None:
+    """As git does: an empty directory is no work of anybody's."""
+    (landing.path / "new.txt").mkdir()
+    assert world.promote("r1").code == 0
+    assert (landing.path / "new.txt").read_text() == NEW
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_place_that_already_keeps_a_version_keeps_it(tmp_path: Path, beside: bool) -> None:
+    """Invariants 14 and 20: killed in the middle of an exchange, and again, neither version is lost."""
+    root, place = tmp_path / "root", tmp_path / "place"
+    (place / ".git" if beside else place).mkdir(parents=True)
+    root.mkdir()
+    kept = place / ".git/f" if beside else place / "f"
+    kept.write_text("kept")
+    (root / "f").write_text("newer")
+    aside = Aside(os.fsencode(root), os.fsencode(place))
+    if beside:
+        assert aside.give_back([b"f"], lambda _: set(), lambda _: set()) == [os.fsencode(place)]
+        assert kept.read_text() == "kept"
+        (root / "f").unlink()
+        assert aside.give_back([b"f"], lambda _: set(), lambda _: set()) == []
+        assert (root / "f").read_text() == "kept"
+    else:
+        noted = note(os.fsencode(root), [b"f"])
+        assert not aside.take(b"f", noted[b"f"])
+        assert kept.read_text() == "kept" and (root / "f").read_text() == "newer"

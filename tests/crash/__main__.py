@@ -134,9 +134,9 @@ class Campaign:
         self.lost = 0
 
     def run_kills(self, most: int) -> None:
-        """Nothing but random kills, ``most`` of them."""
+        """Nothing but random kills, ``most`` of them if the time suffices."""
         self.tallies = {"kills": Tally(planned=most)}
-        self._run_part("kills", float("inf"))
+        self._run_part("kills", self.ends)
 
     def run(self) -> None:
         for part, share in PARTS.items():
@@ -239,7 +239,10 @@ def main() -> int:
         print(f"seed {given.seed}", flush=True)
         with concurrent.futures.ProcessPoolExecutor(given.jobs, initializer=_begin, initargs=(room,)) as pool:
             campaign = Campaign(pool, given.jobs, given.seed, given.minutes * 60)
-            campaign.run_kills(given.kills) if given.kills else campaign.run()
+            try:
+                campaign.run_kills(given.kills) if given.kills else campaign.run()
+            except KeyboardInterrupt:
+                print("stopped", flush=True)
     print(campaign.table())
     return int(bool(campaign.broken()))
 
