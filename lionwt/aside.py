@@ -127,20 +127,25 @@ class Aside(State):
         self._undo_exchanges()
         seen = note(self.place, self._paths())
         old = is_old(self.place)
-        old = {path for path in old if version(os.path.join(self.place, path)) == seen.get(path)}
         taken = set()
         for path in list(self._paths()):
             if path in old and path not in handled:
-                os.unlink(os.path.join(self.place, path))
+                self._let_go(path, seen[path])
             elif not self._return(path):
                 taken.add(path)
         for path in taken & old:
-            os.unlink(os.path.join(self.place, path))
+            self._let_go(path, seen[path])
         taken -= old
         standing = note(self.root, taken)
         for path in is_landed(taken) if taken else ():
             self._exchange(path, standing[path])
         return self._clear()
+
+    def _let_go(self, path: bytes, seen: Version | None) -> None:
+        """Delete a moved file that git has, unless it was written to since it was looked at."""
+        moved = os.path.join(self.place, path)
+        if version(moved) == seen:
+            os.unlink(moved)
 
     def _exchange(self, path: bytes, landed: Version | None) -> None:
         """Put a moved file back in the place of the ``landed`` version; both stay where another stands there."""

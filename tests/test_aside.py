@@ -406,3 +406,20 @@ def test_a_place_that_already_keeps_a_version_keeps_it(tmp_path: Path, beside: b
         noted = note(os.fsencode(root), [b"f"])
         assert not aside.take(b"f", noted[b"f"])
         assert kept.read_text() == "kept" and (root / "f").read_text() == "newer"
+
+
+def test_a_moved_file_that_is_written_to_after_it_was_taken_for_the_old_one_stays(tmp_path: Path) -> None:
+    """Invariant 14: one git looks at all moved files, and an editor may still hold one of them open."""
+    root, place = tmp_path / "root", tmp_path / "place"
+    root.mkdir()
+    place.mkdir()
+    (place / "f").write_text("old")
+
+    class Saving(list[bytes]):
+        def __contains__(self, path: object) -> bool:
+            (place / "f").write_text("written late")
+            return False
+
+    aside = Aside(os.fsencode(root), os.fsencode(place))
+    assert aside.give_back(Saving(), lambda _: {b"f"}, lambda _: set()) == [os.fsencode(place)]
+    assert (place / "f").read_text() == "written late"
