@@ -76,6 +76,11 @@ class Checkout:
     def private(self, index: Path) -> git.Git:
         return git.private(self.run.paths.git_dir, self.run.common_dir, work_tree=self.root, index=index)
 
+    def is_on_target(self) -> bool:
+        """Whether HEAD is the target's branch."""
+        head = self.shared().run("symbolic-ref", "--quiet", "HEAD", ok=(0, 1))
+        return git.text(head.out).strip() == self.run.file.target
+
     def require_on_target(self) -> None:
         """Raise ``checkout_blocked`` unless the checkout is quietly on the target, and it alone."""
         target = self.run.file.target

@@ -59,9 +59,7 @@ def one_landing(run: Run, file: LeaseFile, lock_fd: int) -> LeaseFile:
 def _put_back(run: Run, file: LeaseFile, intended: Landing, head: str | None) -> LeaseFile:
     """Put back what a landing that is not finished had moved aside, and note what cannot be."""
     checkout = Checkout(run)
-    on = checkout.shared().run("symbolic-ref", "--quiet", "HEAD", ok=(0, 1))
-    here = git.text(on.out).strip() == run.file.target
-    kept = checkout.put_back(intended.expected, intended.merge, head if here else None)
+    kept = checkout.put_back(intended.expected, intended.merge, head if checkout.is_on_target() else None)
     return file.noting("checkout_behind", f"files of yours are in {words.some(kept)}") if kept else file
 
 
@@ -95,8 +93,7 @@ def _never_moved(run: Run, worker_id: str, intended: Landing) -> bool:
 def _bring_forward(run: Run, file: LeaseFile, intended: Landing, head: str, lock_fd: int) -> list[str]:
     """Finish the checkout's update, on that merge's paths only."""
     checkout = Checkout(run)
-    on = checkout.shared().run("symbolic-ref", "--quiet", "HEAD", ok=(0, 1))
-    if git.text(on.out).strip() != run.file.target:
+    if not checkout.is_on_target():
         kept = checkout.put_back(intended.expected, intended.merge, None)
         _drop_lock(run, intended)
         return kept  # the operator has gone elsewhere; git brought that checkout there

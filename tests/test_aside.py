@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lionwt.aside import Aside, note
-from tests.conftest import Repo, World, go_on
+from tests.conftest import Answer, Repo, World, go_on
 
 NEW = "new line\n" * 50
 MINE = "mine, saved in that very moment\n"
@@ -82,6 +82,13 @@ def require_theirs(world: World, repo: Repo, name: str, theirs: object) -> None:
     assert world.leftovers("r1", repo) == []
 
 
+def require_told_and_left(answer: Answer, world: World, repo: Repo, name: str, theirs: object) -> None:
+    """The same, and the answer names that path."""
+    assert (answer.code, answer.error) == (4, "checkout_behind"), answer
+    assert name in answer.json["error"]["message"]
+    require_theirs(world, repo, name, theirs)
+
+
 @pytest.mark.parametrize("name", ["f1.txt", "gone.txt", "deep/er/gone.txt"])
 @pytest.mark.parametrize("save", [in_place, by_rename, of_the_same_size, executable, as_a_link, as_a_directory])
 def test_a_file_that_is_saved_after_the_look_is_not_written_over(
@@ -91,10 +98,7 @@ def test_a_file_that_is_saved_after_the_look_is_not_written_over(
     child = world.stopped_at("promote.index_updated", "promote", "r1", "--json")
     save(landing.path / name)
     theirs = seen(landing.path / name)
-    answer = go_on(child)
-    assert (answer.code, answer.error) == (4, "checkout_behind"), answer
-    assert name in answer.json["error"]["message"]
-    require_theirs(world, landing, name, theirs)
+    require_told_and_left(go_on(child), world, landing, name, theirs)
 
 
 @pytest.mark.parametrize("name", ["f1.txt", "new.txt", "dir/new.txt"])
@@ -108,10 +112,7 @@ def test_a_file_that_appears_where_one_is_about_to_be_written_stays(
     (landing.path / name).parent.mkdir(exist_ok=True)
     save(landing.path / name)
     theirs = seen(landing.path / name)
-    answer = go_on(child)
-    assert (answer.code, answer.error) == (4, "checkout_behind"), answer
-    assert name in answer.json["error"]["message"]
-    require_theirs(world, landing, name, theirs)
+    require_told_and_left(go_on(child), world, landing, name, theirs)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "new.txt", "z.txt"])
