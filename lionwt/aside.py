@@ -22,6 +22,7 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final
 
+from lionwt.paths import beyond_link
 from lionwt.values import State
 
 #: What tells one version of a file from another: file system, inode, size, modification time, mode.
@@ -48,14 +49,6 @@ def version(path: bytes) -> Version | None:
 def note(root: bytes, paths: Iterable[bytes]) -> Noted:
     """The versions that stand at ``paths`` below ``root``; what lies behind a link there is not at the path."""
     return {path: None if beyond_link(root, path) else version(os.path.join(root, path)) for path in paths}
-
-
-def beyond_link(root: bytes, path: bytes) -> bool:
-    """Whether a directory on the way from ``root`` to ``path`` is a symbolic link."""
-    while path := os.path.dirname(path):
-        if os.path.islink(os.path.join(root, path)):
-            return True
-    return False
 
 
 class Aside(State):

@@ -36,6 +36,18 @@ def read_small(path: Path, limit: int = LARGEST, *, follow: bool = False) -> byt
     raise OSError(errno.EFBIG, "too large to read", str(path))
 
 
+def is_prefix(short: bytes, whole: bytes) -> bool:
+    """Whether ``short`` is a regular file that holds the beginning of ``whole``."""
+    try:
+        with open_regular(short) as one, open(whole, "rb") as other:
+            while block := one.read(1 << 20):
+                if other.read(len(block)) != block:
+                    return False
+    except OSError:
+        return False
+    return True
+
+
 def special_below(top: Path, skip: Collection[str] = ()) -> Path | None:
     """The first FIFO, socket or device at or below ``top``, also behind a symlink; None where there is none.
 

@@ -19,10 +19,11 @@ import os
 import time
 from typing import Any
 
-from lionwt import git, names, repository, store, words
-from lionwt.checkout import Checkout, IndexLock
+from lionwt import forward, git, indexlock, names, obstacles, repository, store, words
+from lionwt.checkout import Checkout
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
+from lionwt.indexlock import IndexLock
 from lionwt.records import Intent, Landing, LeaseFile, Outcome
 from lionwt.session import Run
 from lionwt.signals import held_back
@@ -109,13 +110,13 @@ def land(run: Run, file: LeaseFile, expected: str, tree: str, lock_fd: int) -> L
     checkout.require_on_target()
     candidate = file.evidence.commit
     commit = run.commit_tree(tree, [expected, candidate], _message(run, file))
-    lock = checkout.take_index(file)
+    lock = indexlock.take(checkout, file.lease.state_path)
     has_moved = False
     try:
         point("promote.index_locked")
         if target_head(run) != expected:  # a commit that was being made while the lock was waited for
             raise moved(run, expected)
-        look = checkout.require_clear(lock, expected, commit)
+        look = obstacles.require_clear(checkout, lock, expected, commit)
         landing = Landing(
             expected=expected,
             merge=commit,
@@ -134,20 +135,20 @@ def land(run: Run, file: LeaseFile, expected: str, tree: str, lock_fd: int) -> L
             has_moved = True
             point("promote.moved")
             try:
-                left = checkout.forward(lock, look, lock_fd)
+                left = forward.forward(checkout, lock, look, lock_fd)
                 point("promote.updated")
-                checkout.install(lock)
+                lock.install()
             except (LionwtError, OSError) as error:
                 raise unfinished(run, commit, error) from error
             point("promote.index_renamed")
             return landed(run, journalled, landing, left)
     except BaseException:
         if not has_moved:
-            _take_back(run, file, checkout, lock)
+            _take_back(run, file, lock)
         raise
 
 
-def _take_back(run: Run, before: LeaseFile, checkout: Checkout, lock: IndexLock) -> None:
+def _take_back(run: Run, before: LeaseFile, lock: IndexLock) -> None:
     """Undo a landing whose target has not moved: the intent first, for the lock says whose it is.
 
     Where a look cannot tell, everything stays as it is, for reconcile.
@@ -159,7 +160,7 @@ def _take_back(run: Run, before: LeaseFile, checkout: Checkout, lock: IndexLock)
             if target_head(run) == intended.merge or not _drop_sign(run, before.worker_id, intended.merge):
                 return
             run.store.write(before.having(serial=now.serial))
-        checkout.give_back(lock)
+        lock.give_back()
 
 
 def unfinished(run: Run, commit: str, error: LionwtError | OSError) -> LionwtError:

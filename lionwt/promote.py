@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from lionwt import (
     checks,
     evidence,
+    indexlock,
     landing,
     locks,
     names,
@@ -169,7 +170,7 @@ def _complete_one(
     if asked == "patch_only":
         with run.locked(worker_id, lock_timeout) as file:
             begun = file.intent is not None and file.intent.kind == "promote"
-            if not begun and not Checkout(run).is_locked_for(file.lease.state_path):
+            if not begun and not indexlock.is_held_for(Checkout(run), file.lease.state_path):
                 done = _keep_patch(run, file)
     while done is None:  # a landing, also one that was begun and has to be settled first
         try:

@@ -7,12 +7,11 @@ never done twice and never undone.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from lionwt import git, landing, teardown, words
-from lionwt.checkout import Checkout, IndexLock
+from lionwt import forward, git, indexlock, landing, teardown, words
+from lionwt.checkout import Checkout
 from lionwt.errors import LionwtError
 from lionwt.faults import point
+from lionwt.indexlock import IndexLock
 from lionwt.records import Landing, LeaseFile, Outcome
 from lionwt.session import Run
 
@@ -33,7 +32,7 @@ def unresolved_landings(run: Run, held_worker: str, lock_fd: int, wait: float) -
             with run.locked(file.worker_id, wait) as now:
                 if now.intent is not None and now.intent.kind == "promote":
                     one_landing(run, now, lock_fd)
-    Checkout(run).drop_abandoned()
+    indexlock.drop_abandoned(Checkout(run))
 
 
 def one_landing(run: Run, file: LeaseFile, lock_fd: int) -> LeaseFile:
@@ -59,7 +58,7 @@ def one_landing(run: Run, file: LeaseFile, lock_fd: int) -> LeaseFile:
 def _put_back(run: Run, file: LeaseFile, intended: Landing, head: str | None) -> LeaseFile:
     """Put back what a landing that is not finished had moved aside, and note what cannot be."""
     checkout = Checkout(run)
-    kept = checkout.put_back(intended.expected, intended.merge, head if checkout.is_on_target() else None)
+    kept = forward.put_back(checkout, intended.expected, intended.merge, head if checkout.is_on_target() else None)
     return file.noting("checkout_behind", f"files of yours are in {words.some(kept)}") if kept else file
 
 
@@ -94,14 +93,14 @@ def _bring_forward(run: Run, file: LeaseFile, intended: Landing, head: str, lock
     """Finish the checkout's update, on that merge's paths only."""
     checkout = Checkout(run)
     if not checkout.is_on_target():
-        kept = checkout.put_back(intended.expected, intended.merge, None)
+        kept = forward.put_back(checkout, intended.expected, intended.merge, None)
         _drop_lock(run, intended)
         return kept  # the operator has gone elsewhere; git brought that checkout there
     lock = _adopt_lock(checkout, intended, file)
     try:
-        left = checkout.repair(lock, intended.expected, intended.merge, lock_fd, head)
+        left = forward.repair(checkout, lock, intended.expected, intended.merge, lock_fd, head)
         point("promote.updated")
-        checkout.install(lock)
+        lock.install()
     except (LionwtError, OSError) as error:
         # The lock stays: git must refuse until it is finished.
         raise landing.unfinished(run, intended.merge, error) from error
@@ -110,20 +109,14 @@ def _bring_forward(run: Run, file: LeaseFile, intended: Landing, head: str, lock
 
 def _adopt_lock(checkout: Checkout, intended: Landing, file: LeaseFile) -> IndexLock:
     """The index lock that the dead coordinator left, or a new one where it left none."""
-    lock = _left_behind(checkout, intended)
-    for leftover in (lock.copy, Path(f"{lock.copy}.lock")):
-        leftover.unlink(missing_ok=True)
-    if not checkout.holds(lock):
-        return checkout.take_index(file)
-    checkout.copy_index(lock.copy)
+    lock = indexlock.left_behind(checkout, intended.index_lock, intended.scratch)
+    lock.empty()
+    if not lock.is_held():
+        return indexlock.take(checkout, file.lease.state_path)
+    lock.fill()
     return lock
-
-
-def _left_behind(checkout: Checkout, intended: Landing) -> IndexLock:
-    return IndexLock(checkout.lock_path, intended.index_lock or 0, checkout.git_dir / (intended.scratch or "none"))
 
 
 def _drop_lock(run: Run, intended: Landing) -> None:
     """Remove the index lock of a landing that did not happen, if it is still that one."""
-    checkout = Checkout(run)
-    checkout.give_back(_left_behind(checkout, intended))
+    indexlock.left_behind(Checkout(run), intended.index_lock, intended.scratch).give_back()
