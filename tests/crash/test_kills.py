@@ -1,4 +1,4 @@
-"""``kill -9`` at random moments, bounded; the campaign does a thousand on 5,000 files."""
+"""``kill -9`` at random moments, bounded; ``python -m tests.crash --kills 1000`` does a thousand on 5,000 files."""
 
 from __future__ import annotations
 
