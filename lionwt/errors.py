@@ -81,6 +81,8 @@ CODES: Final[dict[str, Code]] = {
     "patch_missing": Code(ATTENTION, "the worker's change could not be captured whole, or its patch is gone"),
     "patch_changed": Code(ATTENTION, "the frozen evidence is not what was frozen"),
     "worktree_unmerged": Code(ATTENTION, "the worktree is mid-merge, or carries history from elsewhere"),
+    "path_reserved": Code(ATTENTION, "the change has files where lionwt keeps the worktrees"),
+    "landed_then_reverted": Code(ATTENTION, "landed, but a later commit took some of it back"),
     "embedded_repository": Code(ATTENTION, "a repository inside the worktree that git cannot represent"),
     "checkout_behind": Code(ATTENTION, "landed, but some files of the checkout were left as they are"),
     "orphan": Code(ATTENTION, "a worktree, branch or anchor of lionwt's that no lease file speaks of"),

@@ -102,6 +102,23 @@ def worktree_path(main_worktree: Path, run_id: str, worker_id: str) -> Path:
     return worktrees_root(main_worktree) / "lionagi" / run_id / worker_id
 
 
+def trash_name(run_id: str, worker_id: str) -> str:
+    """A name that a removed tree has in the trash."""
+    return f"{run_id}.{worker_id}.{os.urandom(4).hex()}"
+
+
+def is_trash(name: str) -> bool:
+    """Whether :func:`trash_name` makes such names."""
+    ids, _, nonce = name.rpartition(".")
+    return "." in ids and len(nonce) == 8 and not nonce.strip("0123456789abcdef")
+
+
+def is_reserved(path: str) -> bool:
+    """Whether a path of the repository is, or is below, where lionwt keeps worktrees and removed trees."""
+    top, _, rest = path.partition("/")
+    return top == ".worktrees" and rest.partition("/")[0] in ("", "lionagi", ".trash")
+
+
 class RunPaths(Value, frozen=True):
     """Where one run's files live (design section 3). Serves as the port's ``run`` too."""
 

@@ -30,7 +30,7 @@ from lionwt import (
     words,
 )
 from lionwt.checkout import Checkout
-from lionwt.errors import LionwtError, worst
+from lionwt.errors import LionwtError, from_os_error, worst
 from lionwt.records import CompletionPolicy, LeaseFile, Outcome, Record
 from lionwt.session import Run, promotion_lock
 from lionwt.values import State, Value
@@ -104,7 +104,10 @@ def promote(
             if worker_id in alive and known[worker_id].lease.state == "frozen":
                 raise processes.alive(worker_id, alive[worker_id], "runs again in the lease")
             _complete_one(run, worker_id, asked, policy, lock_timeout, completion, bool(workers))
-        except LionwtError as error:
+        except (LionwtError, OSError) as refused:  # one that cannot be completed keeps no other
+            error = refused
+            if isinstance(error, OSError):
+                error = from_os_error(error, f"completing {worker_id!r}")
             completion.pending.append(Pending(worker_id, error))
             if error.code == "lock_timeout":
                 lock_timeout = 0.0  # the wait is for the command, not for each worker
@@ -300,6 +303,15 @@ def _decide(run: Run, file: LeaseFile, lock_fd: int, tested: Tested) -> LeaseFil
                 f"worker {file.worker_id!r} cannot be landed: {file.evidence.blocker}; nothing was landed",
                 hint="its patch is kept; look at it and apply what belongs",
             )
+        if reserved := [path for path in file.candidate.files_changed if names.is_reserved(path)]:
+            raise LionwtError(
+                "path_reserved",
+                f"worker {file.worker_id!r} cannot be landed: its change has {words.some(reserved)}, which is where "
+                "lionwt keeps worktrees; nothing was landed",
+                hint="its patch is kept; apply it without those paths: "
+                f"git -C {run.file.checkout.path} apply --3way --exclude='.worktrees*' "
+                f"{run.paths.evidence(file.worker_id) / 'candidate.patch'}",
+            )
         repository.require_safe_config(run.file)
         _require_predecessors(run, file)
         _require_unprotected(run, file)
@@ -334,6 +346,7 @@ _RESOLUTION = (
     "patch_missing",
     "patch_changed",
     "worktree_unmerged",
+    "path_reserved",
     "predecessor_failed",
 )
 

@@ -59,8 +59,9 @@ def waiting(run: Run) -> list[Path]:
 
 
 def _listed(trash: Path) -> list[Path]:
+    """The removed trees; whatever else somebody keeps there is not lionwt's."""
     try:
-        return [trash / entry for entry in os.listdir(trash)]
+        return [trash / entry for entry in os.listdir(trash) if names.is_trash(entry)]
     except FileNotFoundError:
         return []
 

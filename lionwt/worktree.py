@@ -382,7 +382,7 @@ def _to_trash(run: RunFile, file: LeaseFile, errors: list[str]) -> bool:
             return False
     if store.shared(Path(run.common_dir.path)):
         store.open_to_group(trash)
-    aside = trash / f"{run.run_id}.{file.worker_id}.{os.urandom(4).hex()}"
+    aside = trash / names.trash_name(run.run_id, file.worker_id)
     os.rename(path, aside)
     # The look that counts: what was moved is what was leased.
     seen = os.lstat(aside)
