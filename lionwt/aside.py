@@ -22,7 +22,7 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final
 
-from lionwt.paths import beyond_link
+from lionwt.paths import beyond_link, files_below
 from lionwt.values import State
 
 #: What tells one version of a file from another: file system, inode, size, modification time, mode.
@@ -169,12 +169,7 @@ class Aside(State):
         return _put(os.path.join(self.place, path), source)
 
     def _paths(self) -> Iterator[bytes]:
-        for parent, directories, files in os.walk(self.place):
-            if parent == self.place and _BESIDE in directories:
-                directories.remove(_BESIDE)
-            links = (name for name in directories if os.path.islink(os.path.join(parent, name)))
-            for name in (*files, *links):
-                yield os.path.relpath(os.path.join(parent, name), self.place)
+        return files_below(self.place, skip=_BESIDE)
 
     def _clear(self) -> list[bytes]:
         """Remove the place; returns it where something is left in it."""

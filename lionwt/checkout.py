@@ -39,6 +39,10 @@ class Checkout:
         head = self.shared().run("symbolic-ref", "--quiet", "HEAD", ok=(0, 1))
         return git.text(head.out).strip() == self.run.file.target
 
+    def head(self) -> str:
+        """The commit that is checked out, whatever the branch."""
+        return git.text(self.shared().run("rev-parse", "--verify", "HEAD^{commit}").out).strip()
+
     def require_on_target(self) -> None:
         """Raise ``checkout_blocked`` unless the checkout is quietly on the target, and it alone."""
         target = self.run.file.target

@@ -23,7 +23,7 @@ from lionwt.faults import point
 from lionwt.indexlock import IndexLock
 from lionwt.listing import GITLINK, Entry
 from lionwt.obstacles import Look
-from lionwt.paths import beyond_link, drop_empty_dirs, file_above, is_free, parents
+from lionwt.paths import beyond_link, drop_empty_dirs, file_above, is_free, parents, remove_empty
 
 #: How git says that a file has come to where it was to make one.
 _APPEARED: Final = (b"already exists, no checkout", b": File exists", b"is a directory")
@@ -77,6 +77,7 @@ def _write(
     left: list[bytes],
 ) -> list[str]:
     """Bring the index copy over ``changes``, and the files of those that are ``writable``."""
+    definition = checkout.sparse_definition(private)  # asked while the index still says what is left out
     lines = []
     for change in changes:
         entry, _ = held.get(change.path, (None, False))
@@ -86,7 +87,7 @@ def _write(
     private.run("update-index", "-z", "--index-info", stdin=b"".join(lines), timeout=git.CONTENT)
     point("promote.index_updated")
     skips = {change.path for change in changes if held.get(change.path, (None, False))[1]}
-    skips |= _left_out(checkout, private, [change.path for change in changes if change.path not in held])
+    skips |= _left_out(private, definition, [change.path for change in changes if change.path not in held])
     skips = {change.path for change in changes if change.path in skips and change.status != "D"}
     absent = {path for path in skips if not os.path.lexists(checkout.absolute(path))}
     _write_files(checkout, aside, private, [change for change in writable if change.path not in absent], noted, left)
@@ -122,6 +123,15 @@ def put_back(checkout: Checkout, expected: str, merge: str, head: str | None) ->
     return [git.text(place) for place in _give_back(checkout, _aside(checkout, merge), expected, changes, handled)]
 
 
+def written(checkout: Checkout, expected: str, merge: str) -> list[str]:
+    """What a landing wrote into a checkout that is on another branch by now, and that is not that branch's."""
+    objects = checkout.run.private()
+    elsewhere = {change.path for change in evidence.changes_between(objects, merge, checkout.head())}
+    changes = [change for change in evidence.changes_between(objects, expected, merge) if change.path in elsewhere]
+    with checkout.run.scratch(".repair") as scratch:
+        return sorted(git.text(path) for path in versions.landed(checkout, scratch, changes))
+
+
 def _give_back(
     checkout: Checkout, aside: Aside, expected: str, changes: Sequence[Change], handled: Sequence[Change]
 ) -> list[bytes]:
@@ -135,10 +145,9 @@ def _give_back(
         )
 
 
-def _left_out(checkout: Checkout, private: git.Git, new: Sequence[bytes]) -> set[bytes]:
-    """The paths among ``new`` entries of the index that the operator's sparse definition leaves out."""
-    definition = checkout.sparse_definition(private) if new else None
-    if definition is None:
+def _left_out(private: git.Git, definition: Path | None, new: Sequence[bytes]) -> set[bytes]:
+    """The paths among ``new`` entries of the index that the operator's sparse ``definition`` leaves out."""
+    if definition is None or not new:
         return set()
     # What the definition takes in is what it would exclude, read as an exclude file.
     listed = private.run("ls-files", "-z", "-c", "-i", f"--exclude-from={definition}", timeout=git.CONTENT)
@@ -194,8 +203,7 @@ def _write_files(
                 os.makedirs(path, exist_ok=True)
             continue
         if os.path.isdir(path) and not os.path.islink(path):
-            with contextlib.suppress(OSError):  # an empty one makes room, as with git
-                os.rmdir(path)
+            remove_empty(path)  # an empty one makes room, as with git
         if os.path.lexists(path) or file_above(root, change.path):
             left.append(change.path)
         else:

@@ -20,7 +20,7 @@ from lionwt.errors import LionwtError
 from lionwt.evidence import Change
 from lionwt.indexlock import IndexLock
 from lionwt.listing import GITLINK
-from lionwt.paths import first_existing, is_free
+from lionwt.paths import files_below, first_existing, is_free
 from lionwt.values import Value
 
 #: So many paths in the way are named.
@@ -124,7 +124,6 @@ def _hidden_obstacles(checkout: Checkout, private: git.Git, changes: Sequence[Ch
         if not os.path.isdir(os.path.join(root, found)) or os.path.islink(os.path.join(root, found)):
             obstacles[found] = None
             continue
-        for parent, _, files in os.walk(os.path.join(root, found)):
-            inside = (os.path.relpath(os.path.join(parent, name), root) for name in files)
-            obstacles.update((inner, None) for inner in inside if inner not in tracked or inner not in removed)
+        inside = (os.path.join(found, name) for name in files_below(os.path.join(root, found)))
+        obstacles.update((inner, None) for inner in inside if inner not in tracked or inner not in removed)
     return list(obstacles)

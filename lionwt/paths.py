@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 
@@ -50,3 +51,22 @@ def drop_empty_dirs(root: bytes, path: bytes) -> None:
             os.rmdir(os.path.join(root, parent))
         except OSError:
             return
+
+
+def files_below(top: bytes, skip: bytes | None = None) -> Iterator[bytes]:
+    """Every file and link below ``top``, by its path from there; not what is below the directory ``skip`` in it."""
+    for parent, directories, files in os.walk(top):
+        if parent == top and skip in directories:
+            directories.remove(skip)
+        links = (name for name in directories if os.path.islink(os.path.join(parent, name)))
+        for name in (*files, *links):
+            yield os.path.relpath(os.path.join(parent, name), top)
+
+
+def remove_empty(path: bytes) -> None:
+    """Remove a directory that holds nothing but directories; any other stays as it is."""
+    if any(files_below(path)):
+        return
+    for parent, _, _ in os.walk(path, topdown=False):
+        with contextlib.suppress(OSError):
+            os.rmdir(parent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -379,6 +380,47 @@ def test_a_landing_brings_a_linked_and_sparse_checkout_forward(world: World, rep
     assert linked.git("show", "work:sub/dir/deep.txt") == "new"
     assert not (linked.path / "f3.txt").exists() and not (linked.path / "sub" / "dir" / "deep.txt").exists()
     assert repo.status() == "" and repo.head() == repo.head("main")
+
+
+@pytest.mark.parametrize("definition", [("--cone", "sub/dir"), ("--no-cone", "/*", "!/out/")], ids=["cone", "patterns"])
+def test_what_is_new_in_a_directory_that_is_left_out_stays_out_too(
+    world: World, repo: Repo, definition: tuple[str, ...]
+) -> None:
+    """Design 7, promote 6: also where the landing changes every file that the index leaves out."""
+    repo.commit("left out", **{"out/old.txt": "old\n"})
+    repo.git("sparse-checkout", "set", *definition)
+    world.frozen("r1", {"w1": {"out/old.txt": "newer\n", "out/new.txt": "new\n", "sub/dir/new.txt": "new\n"}})
+    answer = world.promote("r1")
+    assert answer.code == 0, answer
+    assert not (repo.path / "out").exists() and (repo.path / "sub/dir/new.txt").exists() and repo.status() == ""
+    assert repo.git("ls-files", "-t", "out").split() == ["S", "out/new.txt", "S", "out/old.txt"]
+
+
+def test_directories_that_hold_nothing_make_room_for_a_file(world: World, repo: Repo) -> None:
+    """Design 7, promote 5: git minds no empty directory, however deep."""
+    world.frozen("r1", {"w1": {"room": "new\n"}})
+    (repo.path / "room/with/nothing").mkdir(parents=True)
+    (repo.path / "room/else").mkdir()
+    answer = world.promote("r1")
+    assert answer.code == 0, answer
+    assert (repo.path / "room").read_text() == "new\n" and repo.status() == ""
+
+
+@pytest.mark.parametrize("target", ["/etc", "nowhere"])
+def test_an_ignored_link_in_a_directory_that_is_to_be_a_file_is_in_the_way(
+    world: World, repo: Repo, target: str
+) -> None:
+    """Invariant 14: a link to a directory is a file of the operator's like any other."""
+    worker = world.lease("r1", "w1")["w1"]
+    shutil.rmtree(worker.path / "sub")
+    worker.write("sub", "a file now\n")
+    world.freeze_now("r1", "w1")
+    (repo.path / "sub/dir/mine.log").symlink_to(target)
+    before = repo.head("work")
+    answer = world.promote("r1")
+    assert (answer.code, answer.error) == (4, "checkout_blocked"), answer
+    assert "mine.log" in answer.json["error"]["message"]
+    assert repo.head("work") == before and (repo.path / "sub/dir/mine.log").is_symlink()
 
 
 # --- forced interleavings ----------------------------------------------------------------------------
