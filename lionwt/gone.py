@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from lionwt import freeze, git, history, names, processes, repository, submodules, teardown, worktree
+from lionwt import freeze, git, history, landing, names, processes, repository, submodules, teardown, worktree
 from lionwt.errors import LionwtError
 from lionwt.faults import point
 from lionwt.records import Evidence, LeaseFile, Outcome
@@ -53,6 +53,8 @@ def end(run: Run, file: LeaseFile) -> LeaseFile:
             tree="", commit=run.file.base_sha, head=None, branch_tip=tip, manifest_sha256=""
         )
         file = file.having(evidence=proof.having(branch_tip=tip))
+    if (found := landing.find(run, file)) is not None:
+        return teardown.finish(run, landing.landed(run, file, found, []))
     return teardown.finish(run, teardown.decide(run, file, failed(file)))
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from lionwt import forward, git, indexlock, names, obstacles, repository, store, words
@@ -133,15 +134,15 @@ def land(run: Run, file: LeaseFile, expected: str, tree: str, lock_fd: int) -> L
         with held_back():
             _move(run, file.worker_id, expected, commit, lock_fd)
             has_moved = True
-            point("promote.moved")
             try:
+                point("promote.moved")
                 left = forward.forward(checkout, lock, look, lock_fd)
                 point("promote.updated")
                 lock.install()
+                point("promote.index_renamed")
+                return landed(run, journalled, landing, left)
             except (LionwtError, OSError) as error:
                 raise unfinished(run, commit, error) from error
-            point("promote.index_renamed")
-            return landed(run, journalled, landing, left)
     except BaseException:
         if not has_moved:
             _take_back(run, file, lock)
@@ -177,9 +178,15 @@ def unfinished(run: Run, commit: str, error: LionwtError | OSError) -> LionwtErr
     )
 
 
-def landed(run: Run, file: LeaseFile, landing: Landing, left: list[str]) -> LeaseFile:
-    """Make a landing's outcome durable."""
+def landed(run: Run, file: LeaseFile, landing: Landing, left: Sequence[str], reverted: Sequence[str] = ()) -> LeaseFile:
+    """Make a landing's outcome durable, with the paths ``left`` as found and those ``reverted`` since."""
     code = message = hint = None
+    if reverted:
+        code = "landed_then_reverted"
+        short = names.short_branch(run.file.target)
+        message = f"landed as {landing.merge}, but {short!r} holds again what was before in {words.some(reverted)}"
+        hint = f"see what took it back: git -C {run.file.checkout.path} log {landing.merge}..{short}"
+        file = file.noting(code, message)
     if left:
         code = "checkout_behind"
         kept = words.count(len(left), "file of the checkout holds", "files of the checkout hold")
@@ -216,6 +223,25 @@ def _move(run: Run, worker_id: str, expected: str, commit: str, lock_fd: int) ->
             f"is as it was: {error.message}",
             hint=error.hint or "clear what git names, then promote again",
         ) from error
+
+
+def find(run: Run, file: LeaseFile) -> Landing | None:
+    """The landing of a frozen candidate that the target holds and its file does not know of.
+
+    A file that was restored from a backup is older than what became of it.
+    """
+    head = target_head(run)
+    if file.evidence is None or file.candidate is None or head is None:
+        return None
+    listed = run.private().run("rev-list", "--merges", "--parents", head, f"^{run.file.base_sha}", ok=(0, 128))
+    for line in git.text(listed.out).splitlines():
+        merge, *parents = line.split(" ")
+        if parents[1:] == [file.evidence.commit]:
+            tree = run.private().oid("rev-parse", "--verify", f"{merge}^{{tree}}")
+            return Landing(
+                expected=parents[0], merge=merge, candidate=parents[1], tree=tree, index_lock=None, scratch=None
+            )
+    return None
 
 
 def sign_of(run: Run, worker_id: str) -> str:

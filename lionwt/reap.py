@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from lionwt import names, promote, session, teardown, trash
 from lionwt.errors import LionwtError, worst
 from lionwt.reconcile import Finding, Step, clock_is_wrong, find_orphans, trash_left
-from lionwt.records import Record
+from lionwt.records import LeaseFile, Record
 from lionwt.session import Run
 from lionwt.values import State
 
@@ -26,6 +26,7 @@ class Reaping(State):
     findings: list[Finding] = []
     pending: list[promote.Pending] = []
     steps: list[Step] = []
+    standing: list[tuple[Run, LeaseFile]] = []  # what still needs a person
     trash: list[str] = []  # the removed trees that were deleted, or would be
 
     def exit_code(self) -> int:
@@ -48,7 +49,8 @@ def reap(runs: Sequence[str | None], *, dry_run: bool = False) -> Reaping:
         except LionwtError as error:
             if error.code == "usage" or (error.code == "id_invalid" and os.sep not in str(argument)):
                 raise
-            told = f"run {os.path.basename(str(argument))!r}: {error.message}"
+            named = f"run {os.path.basename(argument)!r}: " if argument else ""
+            told = f"{named}{error.message}"
             done.findings.append(Finding(error.code, told, hint=error.hint))
     return done
 
@@ -68,7 +70,8 @@ def _reap_run(run: Run, done: Reaping, dry_run: bool) -> None:
             continue
         if record.retention_until is None or now < record.retention_until:
             continue
-        done.steps.append(Step(known.worker_id, "its retention has expired", "tear it down", "tore it down"))
+        step = Step(known.worker_id, "its retention has expired", "tear it down", "tore it down")
+        done.steps.append(step)
         if dry_run:
             done.records.append(record)
             continue
@@ -78,6 +81,9 @@ def _reap_run(run: Run, done: Reaping, dry_run: bool) -> None:
                     file = teardown.expire(run, file)
                 if file.record is not None:
                     done.records.append(file.record)
+                    if file.record.status == "teardown_failed":
+                        done.steps[-1] = step.having(done="not all of it could be torn down")
+                        done.standing.append((run, file))
         except LionwtError as error:
             done.pending.append(promote.Pending(known.worker_id, error))
     waiting = [str(tree) for tree in trash.waiting(run)]

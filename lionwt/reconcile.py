@@ -32,6 +32,7 @@ from lionwt import (
     settle,
     teardown,
     trash,
+    words,
     worktree,
 )
 from lionwt.errors import CODES, LionwtError, from_os_error, worst
@@ -137,7 +138,12 @@ def reconcile(
     found.steps = [step for _, step, _ in work]
     if not dry_run:
         repair(run, files)
-    _require_abandoned(run, [entry.file for entry, _, _ in work], takeover)
+    try:
+        _require_abandoned(run, [entry.file for entry, _, _ in work], takeover)
+    except LionwtError as error:
+        if not dry_run:
+            raise
+        found.findings.append(Finding.of(error))
     found.open = [torn.worker_id for torn in ambiguous]
     if dry_run:
         found.records = [entry.file.record for entry in seen if entry.file.record is not None]
@@ -300,8 +306,12 @@ def _decide_ended(
     if record.status == "retained":
         if now < seen.file.lease.created_at:
             findings.append(clock_is_wrong(seen.file, now))
+        elif seen.file.intent is not None:
+            return step("its teardown was not finished", "finish it", "finished it", teardown.finish)
         elif record.retention_until is not None and now >= record.retention_until:
             return step("its retention has expired", "tear it down", "tore it down", teardown.expire)
+        elif seen.directory == "gone" or seen.branch is None:
+            return step("what was retained is gone", "end its retention", "ended its retention", teardown.expire)
     return None, None
 
 
@@ -327,14 +337,15 @@ def _require_abandoned(run: Run, files: list[LeaseFile], takeover: bool) -> None
                 "owner_alive",
                 f"worker {file.worker_id!r} declares no owner, so nobody can tell that it was abandoned; "
                 "nothing was changed",
-                hint=f"if it was: lionwt reconcile {run.argument} --takeover",
+                hint=f"if it was, end {_all(open_files)}: lionwt reconcile {run.argument} --takeover",
             )
         if processes.owner_alive(file.owner):
             raise LionwtError(
                 "owner_alive",
                 f"the owner of {file.worker_id!r} (pid {file.owner.pid} on {file.owner.host}) is alive; "
                 "nothing was changed",
-                hint=f"let it finish, or take the run from it: lionwt reconcile {run.argument} --takeover",
+                hint=f"let it finish, or take the run from it and end {_all(open_files)}: "
+                f"lionwt reconcile {run.argument} --takeover",
             )
     alive = processes.of_run(run.paths)
     for file in open_files:
@@ -345,6 +356,11 @@ def _require_abandoned(run: Run, files: list[LeaseFile], takeover: bool) -> None
                 "still works in the lease",
                 hint=f"let it end, or have it stopped: lionwt reconcile {run.argument} --takeover",
             )
+
+
+def _all(files: list[LeaseFile]) -> str:
+    """What a takeover ends: everything that has not ended, whoever works in it."""
+    return f"every unfinished lease of the run ({words.some([file.worker_id for file in files])})"
 
 
 def _carry_out(

@@ -151,9 +151,8 @@ def of_reconciliation(run: Run, done: Reconciliation, dry_run: bool) -> Answer:
     lines = _step_lines(done.steps, done.pending, dry_run)
     if not dry_run:
         lines += [line for file in done.ended for line in _record_lines(run, file)]
-    exit_code = 0 if dry_run else done.exit_code()
     return _upkeep(
-        run, "reconcile", done.records, done.pending, done.findings, done.steps, exit_code,
+        run, "reconcile", done.records, done.pending, done.findings, done.steps, done.exit_code(),
         lines or _nothing_to_do(run, done),
         [_record_error(run, file) for file in done.standing],
     )  # fmt: skip
@@ -172,7 +171,8 @@ def _step_lines(steps: Sequence[Step], pending: Sequence[Pending], dry_run: bool
 
 def _nothing_to_do(run: Run, done: Reconciliation) -> list[Line]:
     count = words.count(len(done.records) + len(done.open), "lease", "leases")
-    lines = [Line(f"run {run.file.run_id}: {count}, all ended; nothing to do", "good")]
+    more = "nothing that reconcile can do for what needs a person" if done.standing else "nothing to do"
+    lines = [Line(f"run {run.file.run_id}: {count}, all ended; {more}", "warn" if done.standing else "good")]
     if done.open:
         left = f"nothing that can be done for {', '.join(done.open)}"
         lines = [Line(f"run {run.file.run_id}: {count}, {len(done.records)} ended; {left}", "warn")]
@@ -184,12 +184,14 @@ def _nothing_to_do(run: Run, done: Reconciliation) -> list[Line]:
 def of_reaping(done: Reaping, dry_run: bool) -> Answer:
     """The answer of ``reap``."""
     lines = _step_lines(done.steps, done.pending, dry_run)
+    lines += [line for run, file in done.standing for line in _record_lines(run, file)]
     if done.trash:
         trees = words.count(len(done.trash), "removed tree", "removed trees")
         lines.append(Line(f"trash: {trees}; {'would delete' if dry_run else 'deleted'}"))
     answer = _upkeep(
         None, "reap", done.records, done.pending, done.findings, done.steps, done.exit_code(),
-        lines or [Line("nothing has expired", "good")], [],
+        lines or [Line("nothing has expired", "good")],
+        [_record_error(run, file) for run, file in done.standing],
     )  # fmt: skip
     answer.payload["trash"] = done.trash
     return answer

@@ -87,6 +87,7 @@ class Run(Value, frozen=True):
                 with contextlib.suppress(OSError):
                     mounts.remove_tree(leftover)
         path = where / f"{name}~{os.urandom(4).hex()}"
+        where.mkdir(0o700, exist_ok=True)
         path.mkdir(0o700)
         try:
             yield path

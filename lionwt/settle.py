@@ -7,7 +7,7 @@ never done twice and never undone.
 
 from __future__ import annotations
 
-from lionwt import forward, git, indexlock, landing, teardown, words
+from lionwt import evidence, forward, git, indexlock, landing, teardown, words
 from lionwt.checkout import Checkout
 from lionwt.errors import LionwtError
 from lionwt.faults import point
@@ -42,7 +42,7 @@ def one_landing(run: Run, file: LeaseFile, lock_fd: int) -> LeaseFile:
     head = landing.target_head(run)
     if head is not None and _descends(run, head, intended.merge):
         left = _bring_forward(run, file, intended, head, lock_fd)
-        return landing.landed(run, file, intended, left)
+        return landing.landed(run, file, intended, left, _reverted(run, intended, head))
     if head == intended.expected and _never_moved(run, file.worker_id, intended):
         _drop_lock(run, intended)
         return run.store.write(file.having(intent=None))
@@ -93,9 +93,11 @@ def _bring_forward(run: Run, file: LeaseFile, intended: Landing, head: str, lock
     """Finish the checkout's update, on that merge's paths only."""
     checkout = Checkout(run)
     if not checkout.is_on_target():
+        # The operator has gone elsewhere; git brought that checkout there.
         kept = forward.put_back(checkout, intended.expected, intended.merge, None)
+        kept += forward.written(checkout, intended.expected, intended.merge)
         _drop_lock(run, intended)
-        return kept  # the operator has gone elsewhere; git brought that checkout there
+        return kept
     lock = _adopt_lock(checkout, intended, file)
     try:
         left = forward.repair(checkout, lock, intended.expected, intended.merge, lock_fd, head)
@@ -105,6 +107,16 @@ def _bring_forward(run: Run, file: LeaseFile, intended: Landing, head: str, lock
         # The lock stays: git must refuse until it is finished.
         raise landing.unfinished(run, intended.merge, error) from error
     return left
+
+
+def _reverted(run: Run, intended: Landing, head: str) -> list[str]:
+    """The paths of a landing that hold at ``head`` again what they held before it."""
+    if head == intended.merge:
+        return []
+    objects = run.private()
+    landed = {change.path: change for change in evidence.changes_between(objects, intended.expected, intended.merge)}
+    since = evidence.changes_between(objects, intended.merge, head)
+    return [git.text(c.path) for c in since if c.path in landed and c.new == landed[c.path].old]
 
 
 def _adopt_lock(checkout: Checkout, intended: Landing, file: LeaseFile) -> IndexLock:

@@ -66,6 +66,14 @@ def status(run: Run) -> list[Standing]:
     return rows
 
 
+def _finishing(run: Run, file: LeaseFile) -> str:
+    """What finishes an interrupted verb: the owner's own verb where it has one, since a takeover ends the whole run."""
+    abandoned = file.owner is not None and not processes.owner_alive(file.owner)
+    if file.lease.state == "frozen" and not abandoned:
+        return f"lionwt promote {run.argument} {file.worker_id}"
+    return f"lionwt reconcile {run.argument}"  # where it is refused it says what a takeover would end
+
+
 def _standing(run: Run, file: LeaseFile, by_id: dict[str, LeaseFile], now: float) -> Standing:
     run_id, worker_id, record = run.file.run_id, file.worker_id, file.record
     blocked: str | None = None
@@ -77,6 +85,9 @@ def _standing(run: Run, file: LeaseFile, by_id: dict[str, LeaseFile], now: float
         elif record.status in ("needs_resolution", "retained"):
             blocked = file.outcome.message if file.outcome else None
             following = file.outcome.hint if file.outcome else None
+        if record.status == "retained" and (file.intent is not None or not os.path.lexists(file.lease.worktree_path)):
+            blocked = "what was retained is gone, or a command died while it removed it"
+            following = f"lionwt reconcile {run.argument}"
     elif file.intent is not None:
         blocked = f"a command died in the middle of its {file.intent.kind}, or still works"
         if file.intent.kind == "promote":
@@ -84,8 +95,7 @@ def _standing(run: Run, file: LeaseFile, by_id: dict[str, LeaseFile], now: float
                 f"; until that is finished do not commit in {run.file.checkout.path}, "
                 "and leave its index.lock: its files may be behind the branch"
             )
-        # Without an owner nobody can tell that a lease was abandoned.
-        following = f"lionwt reconcile {run.argument}" + (" --takeover" if file.owner is None else "")
+        following = _finishing(run, file)
     elif file.lease.state != "frozen" and file.owner is not None and not processes.owner_alive(file.owner):
         blocked = f"its owner (pid {file.owner.pid}) is dead, so nobody watches this worker"
         following = f"lionwt reconcile {run.argument}"

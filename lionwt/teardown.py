@@ -20,7 +20,12 @@ from lionwt.session import Run
 
 def end_unstarted(run: Run, file: LeaseFile) -> LeaseFile:
     """allocated → terminal: the worker never started; what lies in its worktree is evidence all the same."""
-    outcome = Outcome(status="discarded", policy=file.policy.completion, code="worker_failed")
+    outcome = Outcome(
+        status="discarded",
+        policy=file.policy.completion,
+        code="worker_failed",
+        message=f"worker {file.worker_id!r} was ended before it had started; nothing was landed",
+    )
     return finish(run, decide(run, file, outcome))
 
 

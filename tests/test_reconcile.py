@@ -841,3 +841,155 @@ def test_an_allocation_that_could_only_be_undone_in_part_is_undone_later(world: 
     assert (answer.code, world.record("r1", "w1")["status"]) == (0, "discarded"), answer
     assert world.leftovers("r1", repo) == []
     assert_idempotent(world, answer)
+
+
+def killed_after_the_move(world: World, repo: Repo, point: str = "promote.moved") -> None:
+    """A landing that died after its commit point, and whose index lock the operator took away."""
+    world.frozen("r1", {"w1": {"f1.txt": "new\n", "f2.txt": "new\n", "added.txt": "new\n"}})
+    assert world.promote("r1", env={"LIONWT_FAULT": f"{point}:kill"}).code == -9
+    (repo.path / ".git/index.lock").unlink(missing_ok=True)
+
+
+def test_a_landing_that_was_taken_back_since_is_a_finding(world: World, repo: Repo) -> None:
+    """Design 8, row 4: where HEAD does not hold the merge's version any more it is told and left alone."""
+    killed_after_the_move(world, repo)
+    repo.git("commit", "-q", "-a", "-m", "commits what the checkout shows")
+    head = repo.head()
+    answer = reconcile(world)
+    assert (answer.code, answer.error) == (4, "landed_then_reverted"), answer
+    message = answer.json["error"]["message"]
+    assert all(name in message for name in ("f1.txt", "f2.txt", "added.txt"))
+    assert answer.json["records"][0]["status"] == "promoted" and repo.head() == head and repo.status() == ""
+    merge = answer.json["records"][0]["promoted_commit"]
+    assert answer.json["next"] == [f"git -C {repo.path} log {merge}..work"]
+    assert_idempotent(world, answer)
+
+
+def test_a_later_change_of_the_same_file_is_no_finding(world: World, repo: Repo) -> None:
+    """Design 8: only what holds again what was before the landing was taken back."""
+    killed_after_the_move(world, repo, "promote.index_renamed")
+    repo.commit("goes on", **{"f1.txt": "newer still\n"})
+    answer = reconcile(world)
+    assert answer.code == 0, answer
+    assert (repo.path / "f1.txt").read_text() == "newer still\n" and repo.status() == ""
+
+
+def test_what_a_dead_landing_wrote_into_another_branch_s_checkout_is_told(world: World, repo: Repo) -> None:
+    """Nothing is left behind without a word: the files stand where the operator is now."""
+    killed_after_the_move(world, repo, "promote.files_written")
+    repo.git("switch", "-q", "-f", "main")
+    answer = reconcile(world)
+    assert (answer.code, answer.error) == (4, "checkout_behind"), answer
+    assert "added.txt" in answer.json["error"]["message"] and "f1.txt" not in answer.json["error"]["message"]
+    assert repo.status() == "?? added.txt"
+    assert_idempotent(world, answer)
+
+
+def test_reap_says_of_what_it_could_not_tear_down_that_it_is_not_gone(world: World, repo: Repo) -> None:
+    """Invariant 15: done is said of what a look finds, and exit 5 says why and what to type."""
+    worker = conflict_retained(world, repo, "2h")
+    late = worker.git("commit", "-q", "--allow-empty", "-m", "late") or worker.head()
+    set_back(world, retention_until=time.time() - 1)
+    told = world.lionwt("reap", "r1")
+    assert told.code == 5 and "tore it down" not in told.out, told
+    assert "branch" in told.out and "lionwt reconcile r1" in told.out
+    assert repo.head("lionagi/r1/w1") == late
+
+
+def test_what_was_retained_and_is_gone_is_not_said_to_be_kept(world: World, repo: Repo) -> None:
+    """Invariants 15 and 17: retained means that both are there."""
+    worker = conflict_retained(world, repo, "2h")
+    repo.git("worktree", "remove", "-f", "-f", str(worker.path))
+    repo.git("branch", "-q", "-D", "lionagi/r1/w1")
+    row = world.lionwt("status", "r1", "--json").json["leases"][0]
+    assert "gone" in row["blocked_by"] and row["next"] == "lionwt reconcile r1"
+    answer = reconcile(world)
+    assert answer.json["records"][0]["status"] == "needs_resolution", answer
+    assert answer.json["records"][0]["worktree_removed"] and answer.json["records"][0]["branch_deleted"]
+    assert_idempotent(world, answer)
+
+
+def test_a_reap_that_died_is_finished_by_the_next_reconcile(world: World, repo: Repo) -> None:
+    """Design 8: what was decided is finished, also where a record stands already."""
+    conflict_retained(world, repo, "2h")
+    set_back(world, retention_until=time.time() - 1)
+    assert world.lionwt("reap", "r1", env={"LIONWT_FAULT": "teardown.trashed:kill"}).code == -9
+    row = world.lionwt("status", "r1", "--json").json["leases"][0]
+    assert row["next"] == "lionwt reconcile r1" and "died" in row["blocked_by"]
+    answer = reconcile(world)
+    assert answer.json["records"][0]["status"] == "needs_resolution", answer
+    assert world.leftovers("r1", repo) == []
+
+
+def test_a_lost_scratch_directory_is_made_again(world: World, repo: Repo) -> None:
+    """It holds nothing that counts between two commands."""
+    world.frozen("r1", {"w1": {"f1.txt": "new\n"}})
+    shutil.rmtree(world.state("r1") / "git/lionwt")
+    answer = reconcile(world)
+    assert answer.code == 0 and answer.json["records"][0]["status"] == "promoted", answer
+
+
+def test_one_lease_that_the_system_refuses_keeps_no_other(world: World, repo: Repo) -> None:
+    """Section 5: the error names the lease and what was done of it, whatever refused."""
+    world.frozen("r1", {"w1": {}, "w2": {"f2.txt": "new\n"}})
+    answer = reconcile_with(world, "teardown.intended:nospace")
+    assert (answer.code, answer.error) == (8, "no_space"), answer
+    assert "'w1'" in answer.json["error"]["message"]
+    assert [entry["worker_id"] for entry in answer.json["pending"]] == ["w1"]
+    assert [record["status"] for record in answer.json["records"]] == ["promoted"]
+    assert reconcile(world).code == 0
+
+
+def reconcile_with(world: World, fault: str) -> Answer:
+    return world.lionwt("reconcile", "r1", "--takeover", "--json", env={"LIONWT_FAULT": fault})
+
+
+def test_a_landing_that_the_system_stops_after_its_move_says_so(world: World, repo: Repo) -> None:
+    """Past the commit point the error says that the target has moved and that git is held."""
+    world.frozen("r1", {"w1": {"f1.txt": "new\n"}})
+    answer = world.promote("r1", env={"LIONWT_FAULT": "promote.moved:nospace"})
+    assert (answer.code, answer.error) == (8, "no_space"), answer
+    assert "was moved to" in answer.json["error"]["message"]
+    assert (repo.path / ".git/index.lock").exists()
+    assert reconcile(world).code == 0 and repo.status() == "" and repo.git("show", "work:f1.txt") == "new"
+
+
+def test_a_lease_file_from_a_backup_does_not_deny_a_landing(world: World, repo: Repo) -> None:
+    """Invariant 11: the target holds the merge, whatever an older file knows of it."""
+    world.frozen("r1", {"w1": {"f1.txt": "new\n"}, "w2": {"f2.txt": "new\n"}})
+    path = world.state("r1") / "workspaces/w1.json"
+    backup = path.read_bytes()
+    assert world.promote("r1", "w1").code == 0
+    merge = repo.head()
+    path.write_bytes(backup)
+    answer = reconcile(world)
+    assert answer.code == 0, answer
+    assert {record["lease"]["worker_id"]: record["status"] for record in answer.json["records"]} == {
+        "w1": "promoted",
+        "w2": "promoted",
+    }
+    assert world.record("r1", "w1")["promoted_commit"] == merge and len(repo.merges()) == 2
+    assert_idempotent(world, answer)
+
+
+def test_a_takeover_is_offered_with_what_it_ends(world: World, repo: Repo) -> None:
+    """Section 5: what is to be typed next ends no healthy worker unawares."""
+    world.lease("r1", "busy")
+    world.frozen("r1", {"w1": {"f1.txt": "new\n"}})
+    assert world.promote("r1", "w1", env={"LIONWT_FAULT": "promote.moved:kill"}).code == -9
+    rows = {row["worker_id"]: row for row in world.lionwt("status", "r1", "--json").json["leases"]}
+    assert rows["w1"]["next"] == "lionwt promote r1 w1"
+    refused = world.lionwt("reconcile", "r1", "--json")
+    assert (refused.code, refused.error) == (6, "owner_alive")
+    assert "every unfinished lease of the run (busy, w1)" in refused.json["error"]["hint"]
+    assert world.promote("r1", "w1").code == 0 and repo.status() == ""
+    assert world.lease_file("r1", "busy")["lease"]["state"] == "running"
+
+
+def test_a_dry_run_tells_the_steps_and_why_they_would_be_refused(world: World, repo: Repo) -> None:
+    """``--dry-run`` says what it would do and why; its exit code is the real run's where that can be known."""
+    world.lease("r1", "w1")
+    (world.state("r1") / "workspaces/torn.json").write_text("{")
+    answer = world.lionwt("reconcile", "r1", "--dry-run", "--json")
+    assert answer.code == 7 and [step["worker_id"] for step in answer.json["steps"]] == ["w1"], answer
+    assert {finding["code"] for finding in answer.json["findings"]} == {"owner_alive", "state_unreadable"}
