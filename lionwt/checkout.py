@@ -7,12 +7,19 @@ its way, and how it is brought forward have rooms of their own
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from lionwt import git, history, names
 from lionwt.errors import LionwtError
 from lionwt.session import Run
+
+#: What file systems cannot always do: where it is "false" git does not look at the difference.
+_OF_THE_FILE_SYSTEM: Final = ("core.fileMode", "core.symlinks")
+_SETTINGS: Final = r"^core\.(filemode|symlinks|sparsecheckout|sparsecheckoutcone)$"
 
 
 def blocked(what: str, hint: str) -> LionwtError:
@@ -31,8 +38,14 @@ class Checkout:
     def shared(self) -> git.Git:
         return git.shared(str(self.run.common_dir), git_dir=str(self.git_dir), work_tree=str(self.root))
 
-    def private(self, index: Path) -> git.Git:
-        return git.private(self.run.paths.git_dir, self.run.common_dir, work_tree=self.root, index=index)
+    def private(self, index: Path, top: Path | None = None) -> git.Git:
+        """The private directory over the checkout, or over what of it was moved to ``top``.
+
+        What git calls clean there is clean: modes and links count as they do for the operator's own git.
+        """
+        flags = [("-c", f"{key}=false") for key in _OF_THE_FILE_SYSTEM if self.setting(key) == "false"]
+        made = git.private(self.run.paths.git_dir, self.run.common_dir, work_tree=top or self.root, index=index)
+        return made.with_flags(*(word for flag in flags for word in flag))
 
     def is_on_target(self) -> bool:
         """Whether HEAD is the target's branch."""
@@ -95,6 +108,12 @@ class Checkout:
         return definition if any(row.startswith(b"S ") for row in tagged) else None
 
     def setting(self, key: str) -> str:
-        """A truth value from the checkout's own configuration; empty when there is none."""
-        found = self.shared().run("config", "--type=bool", "--get", key, ok=(0, 1, 128))
-        return git.text(found.out).strip() if found.code == 0 else ""
+        """A truth value as the operator's own git has it in the checkout; empty when there is none."""
+        return self._settings.get(key.lower(), "")
+
+    @functools.cached_property
+    def _settings(self) -> Mapping[str, str]:
+        asked = git.operator(self.root).with_env(GIT_DIR=self.git_dir, GIT_COMMON_DIR=self.run.common_dir)
+        found = asked.run("config", "-z", "--type=bool", "--get-regexp", _SETTINGS, ok=(0, 1))
+        rows = (git.text(row).partition("\n") for row in git.records(found.out))
+        return {key: value for key, _, value in rows}

@@ -34,7 +34,7 @@ def matching(
     """
     index = scratch / "match"
     index.unlink(missing_ok=True)
-    private = git.private(checkout.run.paths.git_dir, checkout.run.common_dir, work_tree=top, index=index)
+    private = checkout.private(index, top)
     found = set()
     lines = []
     root = os.fsencode(top)

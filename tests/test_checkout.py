@@ -272,6 +272,69 @@ def test_everything_in_the_way_is_named_at_once_in_plain_words(world: World, rep
     repo.git("stash", "drop", "-q")
 
 
+def test_a_checkout_without_executable_bits_or_links_is_judged_as_the_operator_s_git_does(
+    world: World, repo: Repo
+) -> None:
+    """What git status calls clean is in nobody's way, and what lands there is clean again."""
+    (repo.path / "link").symlink_to("f1.txt")
+    repo.commit("a link and a tool", **{"tool": "old\n", "m.txt": "old\n"})
+    world.frozen("r0", {"real": {"f3.txt": "new\n"}})
+    changed, link, gone = world.lease("r1", "changed", "link", "gone").values()
+    changed.write("f1.txt", "new\n")
+    (changed.path / "tool").chmod(0o755)  # the bit alone
+    link.git("rm", "-q", "link")
+    (link.path / "link").symlink_to("f2.txt")
+    (link.path / "another").symlink_to("sub")
+    gone.git("rm", "-q", "f3.txt")
+    for worker in ("changed", "link", "gone"):
+        world.freeze_now("r1", worker)
+    (repo.path / "f3.txt").chmod(0o755)
+    assert world.promote("r0").error == "checkout_blocked"  # where modes count, this one is the operator's edit
+    repo.git("config", "core.fileMode", "false")
+    world.config("core.symlinks", "false")
+    (repo.path / "link").unlink()
+    repo.git("checkout", "--", "link")
+    for name in ("f1.txt", "tool", "m.txt"):
+        (repo.path / name).chmod(0o755)
+    assert repo.status() == "" and not (repo.path / "link").is_symlink()
+    answer = world.promote("r1")
+    assert answer.code == 0, answer
+    assert repo.status() == "" and len(repo.merges()) == 3
+    modes = dict(
+        reversed(row.split(" ", 1))
+        for row in repo.git("ls-tree", "--format=%(objectmode) %(path)", "work").splitlines()
+    )
+    assert (modes["f1.txt"], modes["tool"], modes["m.txt"]) == ("100644", "100755", "100644")
+    assert (modes["link"], modes["another"]) == ("120000", "120000") and "f3.txt" not in modes
+    assert os.access(repo.path / "tool", os.X_OK) and os.access(repo.path / "m.txt", os.X_OK)
+    assert (repo.path / "link").read_text() == "f2.txt" and (repo.path / "another").read_text() == "sub"
+    for name in ("link", "another"):
+        assert not (repo.path / name).is_symlink()
+    repo.write("link", "mine")
+    assert repo.status() == " M link"
+
+
+def test_a_landing_that_died_in_a_checkout_without_links_and_modes_is_repaired(world: World, repo: Repo) -> None:
+    """Design 8: what holds the old or the new version is known by what the operator's own git looks at."""
+    (repo.path / "link").symlink_to("f1.txt")
+    repo.commit("a link")
+    (worker,) = world.lease("r1", "w1").values()
+    worker.git("rm", "-q", "link")
+    (worker.path / "link").symlink_to("f2.txt")
+    worker.write("f1.txt", "new\n")
+    world.freeze_now("r1", "w1")
+    repo.git("config", "core.fileMode", "false")
+    repo.git("config", "core.symlinks", "false")
+    (repo.path / "link").unlink()
+    repo.git("checkout", "--", "link")
+    (repo.path / "f1.txt").chmod(0o755)
+    world.lionwt("promote", "r1", "--json", env={"LIONWT_FAULT": "promote.moved:kill"})
+    answer = world.lionwt("reconcile", "r1", "--takeover", "--json")
+    assert (answer.code, answer.json["findings"]) == (0, []), answer
+    assert repo.status() == "" and (repo.path / "link").read_text() == "f2.txt"
+    assert (repo.path / "f1.txt").read_text() == "new\n"
+
+
 # --- a checkout that is not ready -------------------------------------------------------------------
 
 
