@@ -82,7 +82,7 @@ def _make_tree(run: Run, file: LeaseFile, expected: str, tree: str, where: Path)
     own = where / ".git"
     for sub in ("objects/info", "refs/heads"):
         (own / sub).mkdir(parents=True)
-    (own / "objects" / "info" / "alternates").write_bytes(os.fsencode(run.common_dir / "objects") + b"\n")
+    (own / "objects" / "info" / "alternates").write_bytes(os.fsencode(git.quoted(run.common_dir / "objects")) + b"\n")
     extra = "[extensions]\n\tobjectformat = sha256\n" if run.file.object_format == "sha256" else ""
     (own / "config").write_text(f"[core]\n\trepositoryformatversion = {1 if extra else 0}\n{extra}[gc]\n\tauto = 0\n")
     (own / "HEAD").write_text(f"{commit}\n")

@@ -287,6 +287,13 @@ def text(raw: bytes) -> str:
     return os.fsdecode(raw)
 
 
+def quoted(path: Path) -> str:
+    """A path as git takes it whole in a list of object directories, whatever characters divide that list."""
+    raw = os.fsencode(path)
+    inner = re.sub(rb'["\\\x00-\x1f]', lambda found: b"\\%03o" % found[0][0], raw)
+    return text(raw if inner == raw and b":" not in raw else b'"' + inner + b'"')
+
+
 def records(raw: bytes) -> list[bytes]:
     """The entries of a NUL-terminated list."""
     return raw.split(b"\0")[:-1] if raw else []

@@ -319,7 +319,7 @@ def holds(run: RunFile, private_dir: Path, scratch: Path, bundle: Path, tips: Se
     make_git_dir(made, private_dir, {"refs/heads/base": run.base_sha})
     alone = git.private(made, made)
     # The store lends what lies before the base; nothing else of it may count.
-    lent = alone.with_env(GIT_ALTERNATE_OBJECT_DIRECTORIES=Path(run.common_dir.path, "objects"))
+    lent = alone.with_env(GIT_ALTERNATE_OBJECT_DIRECTORIES=git.quoted(Path(run.common_dir.path, "objects")))
     try:
         lent.run("bundle", "unbundle", bundle, timeout=git.CONTENT)
         named = {line.split(" ")[0] for line in git.text(alone.run("bundle", "list-heads", bundle).out).splitlines()}

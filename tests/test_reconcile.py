@@ -417,6 +417,17 @@ def test_commits_whose_frozen_bundle_is_not_whole_are_saved_anew(world: World, r
         assert tip in repo.git("bundle", "list-heads", str(bundle.parent / anew[0]))
 
 
+def test_a_bundle_is_recognised_whatever_the_repository_s_path_holds(world: World) -> None:
+    """Variables of git's that list paths are split at colons, and a quote begins one that is quoted."""
+    repo = world.repo('"a:b\\c\n')
+    worker = world.lease("r1", "w1", cwd=repo.path)["w1"]
+    worker.commit("work", **{"kept.txt": "kept\n"})
+    world.freeze_now("r1", "w1")
+    shutil.rmtree(worker.path)
+    assert reconcile(world).code == 0
+    assert [path.name for path in world.evidence("r1", "w1").glob("*.bundle")] == ["commits.bundle"]
+
+
 def test_a_frozen_worker_whose_worktree_was_deleted_is_not_called_interrupted(world: World, repo: Repo) -> None:
     """Design section 8: what is recorded is what happened."""
     worker = world.frozen("r1", {"w1": {"new.txt": "new\n"}})["w1"]
