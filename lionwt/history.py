@@ -73,7 +73,7 @@ def read(run: RunFile, private_dir: Path, file: LeaseFile, identity: Identity, r
     shared = git.shared(run.common_dir.path, git_dir=identity.admin_dir, work_tree=str(file.lease.worktree_path))
     branch = names.HEADS + file.lease.branch_name
     head = head_ref = None
-    if Path(identity.admin_dir, "HEAD").is_file():
+    if _has_head(Path(identity.admin_dir)):
         head, head_ref = _stands(shared)
     # HEAD on the branch has said where that is.
     tip = head if head_ref == branch and head is not None else repository.find_tip(run.common_dir.path, branch)
@@ -101,6 +101,12 @@ def read(run: RunFile, private_dir: Path, file: LeaseFile, identity: Identity, r
         )
     tips = tuple(dict.fromkeys(oid for oid in (head, tip, *_remembered(shared, run.base_sha, branch)) if oid))
     return History(head, head_ref, tip, line, is_line, blocker, tuple(notes), tips)
+
+
+def _has_head(admin: Path) -> bool:
+    """Whether git can be asked for HEAD: for a FIFO in its place it would wait."""
+    head = admin / "HEAD"
+    return repository.linked_ref(head) is not None or head.is_file()
 
 
 def _stands(shared: git.Git) -> tuple[str | None, str | None]:
@@ -198,7 +204,7 @@ def _reflog(shared: git.Git) -> list[tuple[str, str]]:
     path = admin / "logs" / "HEAD"
     if os.path.lexists(path):
         return _logged(path)
-    if not (admin / "HEAD").is_file():
+    if not _has_head(admin):
         return []
     logged = shared.run("reflog", "show", "--format=%H %gs", "HEAD", "--", ok=(0, 128))
     found = [entry.partition(" ") for entry in git.text(logged.out).splitlines()]

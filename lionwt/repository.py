@@ -141,6 +141,15 @@ def _main_worktree(checkout: Path, git_dir: Path, common_dir: Path) -> Path:
     )
 
 
+def linked_ref(head: str | os.PathLike[str]) -> str | None:
+    """The ref that a symbolic link in the place of a HEAD names, as core.preferSymlinkRefs makes it."""
+    try:
+        named = os.readlink(head)
+    except OSError:
+        return None
+    return named if named.startswith("refs/") else None
+
+
 class Branch(Value, frozen=True):
     """A branch as it stands: its full name, commit, and the ref it stands for if it is symbolic."""
 

@@ -494,8 +494,7 @@ def _is_head(path: str, branch: str) -> bool:
         # As short as can be, since there may be thousands; a FIFO is not waited for.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
-        # core.preferSymlinkRefs
-        return os.path.islink(path) and os.readlink(path) == branch
+        return repository.linked_ref(path) == branch
     try:
         return os.read(fd, 4096).strip() == b"ref: " + os.fsencode(branch)
     except OSError:

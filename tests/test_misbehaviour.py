@@ -207,6 +207,23 @@ def test_whatever_the_worker_did_to_its_history_its_tree_is_what_lands(world: Wo
         assert Repo(victim, world.environment()).snapshot() == untouched
 
 
+def test_commits_under_a_head_that_is_a_symbolic_link_are_kept(world: World, repo: Repo) -> None:
+    """core.preferSymlinkRefs makes HEAD a link that leads to no file; it names the branch all the same."""
+    worker = world.lease("r1", "w1")["w1"]
+    worker.git("config", "core.preferSymlinkRefs", "true")
+    worker.git("switch", "-q", "-c", "own")
+    one = worker.commit("one", **{"a.txt": "a\n"})
+    worker.git("switch", "-q", "lionagi/r1/w1")
+    worker.git("reset", "-q", "--hard", "own")
+    two = worker.commit("two", **{"b.txt": "b\n"})
+    head = Path(world.lease_file("r1", "w1")["identity"]["admin_dir"], "HEAD")
+    assert head.is_symlink() and not head.exists()
+    frozen(world)
+    assert diagnostics(world) == {"shared_config_changed"}
+    assert world.promote("r1").code == 0
+    assert repo.parents("work")[1] == two and repo.parents(two) == [one]
+
+
 def test_commits_that_only_a_reflog_remembers_are_in_the_bundle(world: World, repo: Repo) -> None:
     """Cases 02 and 04: nothing that the worker committed is lost with the branch."""
     worker = world.lease("r1", "w1")["w1"]
