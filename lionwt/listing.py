@@ -46,6 +46,7 @@ class Listing(Mapping[bytes, Entry]):
         told = [row for row in odd if row[self._stage] == plain and row[:1] not in b"HM"]
         self.flagged = tuple(row[start:] for row in told)
         self.skipped = {row[start:]: self._entry(row) for row in told if row[:1] in b"Ss"}
+        self.assumed = tuple(row[start:] for row in told if row[:1].islower())
         self.gitlinks = {row[start:]: self._entry(row).oid for row in odd if row[2:8] == link}
 
     @functools.cached_property

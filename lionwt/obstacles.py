@@ -11,15 +11,15 @@ import os
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from lionwt import evidence, git, words
+from lionwt import evidence, git, versions, words
 from lionwt.aside import Noted, note
 from lionwt.checkout import Checkout, blocked
 from lionwt.errors import LionwtError
 from lionwt.evidence import Change
 from lionwt.indexlock import IndexLock
-from lionwt.listing import GITLINK
+from lionwt.listing import GITLINK, LIST, Listing
 from lionwt.paths import files_below, first_existing, is_free
 from lionwt.values import Value
 
@@ -39,12 +39,24 @@ def require_clear(checkout: Checkout, lock: IndexLock, expected: str, merge: str
     """Raise ``checkout_blocked`` when an operator's file is in the way of the merge."""
     changes = evidence.changes_between(checkout.run.private(), expected, merge)
     noted = note(os.fsencode(checkout.root), [change.path for change in changes])  # before git looks
-    private = _as_sparse_as_it_is(checkout, checkout.private(lock.copy))
-    private.run(
-        "update-index", "-q", "--ignore-submodules", "--refresh", ok=(0, 1), timeout=git.CONTENT
-    )  # 1: something differs
+    private = checkout.private(lock.copy)
+    try:
+        private = _as_sparse_as_it_is(checkout, private)
+        private.run(
+            "update-index", "-q", "--ignore-submodules", "--refresh", ok=(0, 1), timeout=git.CONTENT
+        )  # 1: something differs
+    except LionwtError:
+        _require_readable(checkout, lock, private)
+        raise
     tried = private.run("read-tree", "-n", "-m", "-u", expected, merge, ok=(0, 1, 128), timeout=git.CONTENT)
-    in_way = {path: "not committed" for path in _uncommitted(private, expected, changes) if tried.code}
+    in_way = {}
+    hidden = _Hidden((), ())
+    if tried.code:
+        listing = Listing(private.run(*LIST, timeout=git.CONTENT).out, checkout.run.file.object_format)
+        _refuse_unmerged(checkout, listing)
+        in_way = dict.fromkeys(_uncommitted(private, expected, changes), "not committed")
+        hidden = _hidden_edits(checkout, listing, [change for change in changes if change.path not in in_way])
+        in_way.update(dict.fromkeys((*hidden.assumed, *hidden.skipped), "edited, but git was told not to look"))
     for path in _removed(checkout, private, [change.path for change in changes if change.status in "MT"]):
         in_way[path] = "removed, not committed"
     for change in changes:  # git does not look at what has taken a submodule's place
@@ -53,7 +65,7 @@ def require_clear(checkout: Checkout, lock: IndexLock, expected: str, merge: str
     for path in _hidden_obstacles(checkout, private, changes):
         in_way.setdefault(path, "not tracked")
     if in_way:
-        raise _in_the_way(checkout, in_way)
+        raise _in_the_way(checkout, in_way, hidden)
     if tried.code:
         said = git.text(tried.err).strip().replace("error: ", "").splitlines()
         raise blocked(
@@ -63,12 +75,68 @@ def require_clear(checkout: Checkout, lock: IndexLock, expected: str, merge: str
     return Look(merge, changes, noted)
 
 
-def _in_the_way(checkout: Checkout, in_way: Mapping[bytes, str]) -> LionwtError:
+class _Hidden(NamedTuple):
+    """Edited paths that git was told not to look at, by what tells it so; one may be in both."""
+
+    assumed: Sequence[bytes]
+    skipped: Sequence[bytes]
+
+
+def _hidden_edits(checkout: Checkout, listing: Listing, changes: Sequence[Change]) -> _Hidden:
+    flagged = [change for change in changes if change.path in listing.flagged]
+    there = [change for change in flagged if os.path.lexists(checkout.absolute(change.path))]
+    if not there:
+        return _Hidden((), ())
+    with checkout.run.scratch(".look") as scratch:
+        same = versions.matching(checkout, scratch, [(change.path, change.old) for change in there], checkout.root)
+    edited = [change.path for change in there if change.path not in same]
+    return _Hidden(
+        [path for path in edited if path in listing.assumed], [path for path in edited if path in listing.skipped]
+    )
+
+
+def _require_readable(checkout: Checkout, lock: IndexLock, private: git.Git) -> None:
+    """Raise ``checkout_blocked`` where git cannot read the operator's index, of which the lock has a copy."""
+    look = private.run("ls-files", "-z", ok=(0, 128), timeout=git.CONTENT)
+    if look.code:
+        said = git.text(look.err).strip().replace(str(lock.copy), str(lock.index))
+        root, index = shlex.quote(str(checkout.root)), shlex.quote(str(lock.index))
+        raise blocked(
+            f"{lock.index} cannot be read ({said})",
+            "restore it, or make it anew, which forgets what was staged in it and leaves every file: "
+            f"mv {index} {index}.broken && git -C {root} reset -q",
+        )
+
+
+def _refuse_unmerged(checkout: Checkout, listing: Listing) -> None:
+    """Raise ``checkout_blocked`` for conflicts in the index, which are there without any merge after a stash pop."""
+    if not listing.unmerged:
+        return
+    shown = words.some([repr(git.text(path)) for path in listing.unmerged], _SHOWN)
+    paths = " ".join(shlex.quote(git.text(path)) for path in listing.unmerged)
+    root = shlex.quote(str(checkout.root))
+    count = words.count(len(listing.unmerged), "conflict is", "conflicts are")
+    raise blocked(
+        f"{count} not resolved in {checkout.root}: {shown}",
+        "resolve what is named, git add it and promote again; or go back there to what is committed "
+        f"(git -C {root} restore --staged --worktree -- {paths}); what is open says: git -C {root} status",
+    )
+
+
+def _in_the_way(checkout: Checkout, in_way: Mapping[bytes, str], hidden: _Hidden) -> LionwtError:
     """The error that names what is in the way, and how it is put aside."""
     shown = [f"{git.text(path)!r} ({why})" for path, why in sorted(in_way.items())]
     count = words.count(len(in_way), "file of yours is", "files of yours are")
     paths = " ".join(shlex.quote(git.text(path)) for path in sorted(in_way))
-    if "not tracked" in in_way.values() or len(in_way) > _SHOWN:
+    if any(hidden):
+        update = f"git -C {shlex.quote(str(checkout.root))} update-index"
+        undone = [
+            f"{update} --no-{flag} -- {' '.join(shlex.quote(git.text(path)) for path in paths)}"
+            for flag, paths in zip(("assume-unchanged", "skip-worktree"), hidden, strict=True)
+            if paths
+        ]
+        hint = f"let git see what it was told not to look at, then promote again: {' && '.join(undone)}"
+    elif "not tracked" in in_way.values() or len(in_way) > _SHOWN:
         hint = "commit, stash (git stash push --all) or move away what is named, then promote again"
     else:
         hint = f"commit what is named, or put it aside: git -C {checkout.root} stash push -- {paths}"

@@ -423,6 +423,50 @@ def test_unmerged_paths_without_an_operation_are_in_the_way_too(world: World, re
     answer = world.promote("r1")
     assert (answer.code, answer.error) == (4, "checkout_blocked"), answer
     assert (repo.snapshot(), world.state_bytes("r1")) == (before, leases)
+    error = answer.json["error"]
+    assert "1 conflict" in error["message"] and "'f1.txt'" in error["message"], error
+    assert answer.json["next"] == [f"git -C {repo.path} status"]
+    back = error["hint"].partition("(")[2].partition(")")[0]
+    subprocess.run(back, shell=True, check=True, env=repo.env)
+    assert world.promote("r1").code == 0 and repo.status() == ""
+
+
+def test_an_edit_that_git_was_told_not_to_see_is_named_with_the_way_to_see_it(world: World, repo: Repo) -> None:
+    """What git status does not show cannot be committed or stashed before it does."""
+    names = {"assumed": ("--assume-unchanged",), "skipped": ("--skip-worktree",)}
+    names["both"] = names["assumed"] + names["skipped"]
+    repo.commit("more", **dict.fromkeys([*names, "same"], "old\n"))
+    world.frozen("r1", {"w1": dict.fromkeys([*names, "same"], "new\n")})
+    for name, flags in names.items():
+        for flag in flags:
+            repo.git("update-index", flag, name)
+        repo.write(name, "mine\n")
+    repo.git("update-index", "--skip-worktree", "same")
+    assert repo.status() == ""
+    error = world.promote("r1").json["error"]
+    assert error["message"].startswith(f"3 files of yours are in the way in {repo.path}: 'assumed' (edited, but git"), (
+        error
+    )
+    subprocess.run(error["hint"].rpartition(": ")[2], shell=True, check=True, env=repo.env)
+    assert repo.status().split() == ["M", "assumed", "M", "both", "M", "skipped"]
+    repo.git("stash", "-q")
+    assert world.promote("r1").code == 0
+    assert repo.git("ls-files", "-v", "same").startswith("S ")
+
+
+def test_a_broken_index_is_named_and_left(world: World, repo: Repo) -> None:
+    """The operator's own index is named, not the copy of it that a landing works on."""
+    world.frozen("r1", {"w1": {"new.txt": "new\n"}})
+    index = repo.path / ".git" / "index"
+    index.write_bytes(b"garbage")
+    leases = world.state_bytes("r1")
+    answer = world.promote("r1")
+    assert (answer.code, answer.error) == (4, "checkout_blocked"), answer
+    error = answer.json["error"]
+    assert f"{index} cannot be read" in error["message"] and "lionwt-" not in error["message"], error
+    assert (index.read_bytes(), world.state_bytes("r1")) == (b"garbage", leases)
+    subprocess.run(error["hint"].rpartition(": ")[2], shell=True, check=True, env=repo.env)
+    assert world.promote("r1").code == 0 and repo.status() == ""
 
 
 def test_a_landing_brings_a_linked_and_sparse_checkout_forward(world: World, repo: Repo) -> None:
