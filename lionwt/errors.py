@@ -8,7 +8,9 @@ README's copy is generated from it and a test compares the two.
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 OK: Final = 0
@@ -110,6 +112,9 @@ CODES: Final[dict[str, Code]] = {
 }
 
 
+#: What to do about a permission that is missing.
+OWNER: Final = "check who owns it, then run the same command again"
+
 #: A hint that ends in a command says it after a colon.
 _COMMAND: Final = re.compile(r"(?:^|: )((?:lionwt|git|rm) [^;:]+)$")
 
@@ -152,6 +157,25 @@ class LionwtError(Exception):
         return CODES[self.code].exit_code
 
 
+def having_left(error: LionwtError, untouched: str) -> LionwtError:
+    """A failure of git or the system, which says what was left as it was; any other error as it is.
+
+    Who meets it knows what failed; only the verb knows what that did not touch.
+    """
+    if error.exit_code != SYSTEM or untouched in error.message:
+        return error
+    return LionwtError(error.code, f"{error.message}; {untouched}", hint=error.hint, diagnostics=error.diagnostics)
+
+
+@contextlib.contextmanager
+def leaving(untouched: str) -> Iterator[None]:
+    """Let a failure that happens within say what was left as it was (:func:`having_left`)."""
+    try:
+        yield
+    except LionwtError as error:
+        raise having_left(error, untouched) from error.__cause__
+
+
 def from_os_error(error: OSError, doing: str) -> LionwtError:
     """Name the operating system's refusal while ``doing`` something."""
     import errno
@@ -159,7 +183,7 @@ def from_os_error(error: OSError, doing: str) -> LionwtError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         code, hint = "no_space", "free some space, then run the same command again"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        code, hint = "permission", "check who owns it, then run the same command again"
+        code, hint = "permission", OWNER
     else:
         code, hint = "system", None
     name = f": {error.filename!r}" if error.filename else ""

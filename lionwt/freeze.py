@@ -32,7 +32,7 @@ from lionwt import (
     worktree,
 )
 from lionwt.capture import Capture, Capturer
-from lionwt.errors import LionwtError, from_os_error
+from lionwt.errors import LionwtError, from_os_error, leaving
 from lionwt.evidence import Change, Notes
 from lionwt.faults import point
 from lionwt.records import Candidate, Check, Evidence, Identity, LeaseFile, Validation
@@ -106,7 +106,8 @@ def freeze_locked(run: Run, file: LeaseFile, verdict: Verdict) -> LeaseFile:
     identity = worktree.require_identity(file, registered=False)
     processes.stop(run.paths, worker_id, file.lease.worktree_path, verdict.stop_after)
     point("freeze.stopped")
-    proof = capture_evidence(run, file, identity, verdict)
+    with leaving("the lease and the worktree are as they were"):
+        proof = capture_evidence(run, file, identity, verdict)
     frozen = _frozen(run, file, verdict, proof)
     if file.lease.state == "allocated":
         return teardown.end_unstarted(run, frozen)
@@ -193,7 +194,7 @@ def capture_evidence(run: Run, file: LeaseFile, identity: Identity, verdict: Ver
             sync_dir(target.parent)
             point("freeze.evidence")
     except OSError as error:
-        raise from_os_error(error, f"capturing {file.worker_id!r} (its lease and worktree are as they were)") from error
+        raise from_os_error(error, f"capturing {file.worker_id!r}") from error
     _anchor(run, file, proof.evidence)
     point("freeze.anchored")
     return proof

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import IO, Final, Union
 
 from lionwt import files
-from lionwt.errors import LionwtError
+from lionwt.errors import OWNER, LionwtError
 from lionwt.values import Value
 
 #: Seconds for a command that looks at refs or names.
@@ -109,6 +109,14 @@ _BROKEN: Final = re.compile(
     r"is corrupt|inflate: |unable to unpack|object file .* is empty|unable to read [0-9a-f]{7}|bad object"
     r"|invalid object|missing (blob|tree|commit)"
 )
+
+#: How git says that it may not write into its own directory; what a worker's files forbid reads otherwise.
+_FORBIDDEN: Final = re.compile(
+    r"insufficient permission for adding|unable to create (temporary file|'.*'): (permission denied|read-only file)"
+)
+
+#: How git speaks of a configuration that it cannot use.
+_CONFIG: Final = re.compile(r"bad (boolean |numeric )?config |reading the configuration files|abbrev length")
 
 _OID = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
@@ -312,15 +320,19 @@ def failure(arguments: Sequence[Word], result: Result) -> LionwtError:
         return LionwtError(
             "no_space", f"git {_verb(arguments)}: {said}", hint="free some space, then run the same command again"
         )
-    hint = None
-    if _BROKEN.search(lowered):
+    code, hint = "git_failed", None
+    if _FORBIDDEN.search(lowered):
+        code, hint = "permission", OWNER
+    elif _CONFIG.search(lowered):
+        hint = "mend or remove what git names there, in an editor, then run the same command again"
+    elif _BROKEN.search(lowered):
         hint = (
             "an object of the repository is broken or missing (after a loss of power the last ones may be): move the "
             "file that is named away, or fetch the object from a clone, then run the same command again; "
             f"what is broken says: git -C {shlex.quote(result.places[1] if result.places[1:] else '.')} fsck"
         )
     return LionwtError(
-        "git_failed",
+        code,
         f"git {_verb(arguments)} failed: {said}",
         hint=hint,
         diagnostics={"status": result.code, "stderr": said},

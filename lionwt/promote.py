@@ -10,6 +10,7 @@ the candidate stays frozen and everything is as it was.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from lionwt import (
     words,
 )
 from lionwt.checkout import Checkout
-from lionwt.errors import LionwtError, from_os_error, worst
+from lionwt.errors import LionwtError, from_os_error, having_left, worst
 from lionwt.records import CompletionPolicy, LeaseFile, Outcome, Record
 from lionwt.session import Run, promotion_lock
 from lionwt.values import State, Value
@@ -108,11 +109,20 @@ def promote(
             error = refused
             if isinstance(error, OSError):
                 error = from_os_error(error, f"completing {worker_id!r}")
-            completion.pending.append(Pending(worker_id, error))
+            completion.pending.append(Pending(worker_id, _still_frozen(run, error, worker_id)))
             if error.code == "lock_timeout":
                 lock_timeout = 0.0  # the wait is for the command, not for each worker
     trash.clear(run)
     return asked, completion
+
+
+def _still_frozen(run: Run, error: LionwtError, worker_id: str) -> LionwtError:
+    """The error, which says that nothing has come of the completion where the lease's file shows that."""
+    with contextlib.suppress(LionwtError):
+        file = run.lease(worker_id)
+        if file.lease.state == "frozen" and file.intent is None and file.outcome is None:
+            return having_left(error, "the candidate stays frozen")
+    return error
 
 
 def asked_policy(run: Run, policy: CompletionPolicy | None) -> CompletionPolicy:

@@ -35,7 +35,7 @@ from lionwt import (
     words,
     worktree,
 )
-from lionwt.errors import CODES, LionwtError, from_os_error, worst
+from lionwt.errors import CODES, LionwtError, from_os_error, leaving, worst
 from lionwt.records import CompletionPolicy, LeaseFile, Record
 from lionwt.repair import repair
 from lionwt.session import Run, promotion_lock
@@ -127,8 +127,9 @@ def reconcile(
     promote.asked_policy(run, completion)
     found = Reconciliation()
     files, ambiguous = run.store.leases(run.file)
+    with leaving("nothing was changed"):
+        refs = _refs(run)
     found.findings += [Finding.of(torn.error, torn.worker_id) for torn in ambiguous]
-    refs = _refs(run)
     seen = [_look(run, file, refs) for file in files]
     known = {file.worker_id for file in files} | {torn.worker_id for torn in ambiguous}
     found.findings += find_orphans(run, known, refs)

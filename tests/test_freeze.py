@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from lionwt.capture import Capturer
-from tests.conftest import Repo, World, files_of, wait_until
+from tests.conftest import Repo, World, files_of, unprivileged, wait_until
 
 #: Processes are known by these ids all over the machine, so no other test may have them.
 RUN = f"run-{uuid.uuid4().hex}"
@@ -561,3 +561,54 @@ def test_a_file_that_comes_between_the_looks_is_in_the_candidate(
     monkeypatch.setattr(Capturer, "_settle", settle_and_write)
     world.freeze_now("r1", "w1")
     assert world.lease_file("r1", "w1")["candidate"]["files_changed"] == ["late.txt"]
+
+
+@pytest.mark.parametrize("line", ["[garbage", "[core]\n\tabbrev = 3"])
+def test_a_configuration_that_git_cannot_read_is_told_with_what_was_left(world: World, repo: Repo, line: str) -> None:
+    """Design 5: what happened, what was left untouched, what to type next; here for every verb."""
+    worker = world.lease("r1", "w1")["w1"]
+    worker.write("new.txt", "new\n")
+    config = repo.path / ".git" / "config"
+    whole = config.read_text()
+    for verb, left in (
+        (("freeze", "r1", "w1", "--succeeded"), "the lease and the worktree are as they were"),
+        (("promote", "r1"), "the candidate stays frozen"),
+        (("reconcile", "r1", "--takeover"), "nothing was changed"),
+    ):
+        before = world.state_bytes("r1")
+        config.write_text(f"{whole}{line}\n")
+        error = world.lionwt(*verb, "--json").json["error"]
+        assert error["code"] == "git_failed" and left in error["message"], error
+        assert "mend or remove what git names" in (error["hint"] or ""), error
+        assert world.state_bytes("r1") == before
+        config.write_text(whole)
+        if verb[0] == "freeze":
+            assert world.lionwt(*verb).code == 0
+    assert world.promote("r1").code == 0
+
+
+def test_objects_that_may_not_be_written_are_no_permission(world: World, repo: Repo) -> None:
+    """Design 5: no permission is exit 8 with a word of its own, whoever found it out."""
+    worker = world.lease("r1", "w1")["w1"]
+    worker.write("new.txt", "new\n")
+    objects = repo.path / ".git" / "objects"
+
+    def refused(*verb: str) -> str:
+        before = world.state_bytes("r1")
+        modes = {path: path.stat().st_mode for path in (objects, *objects.iterdir()) if path.is_dir()}
+        try:
+            for path in modes:
+                path.chmod(0o555)
+            answer = world.lionwt(*verb, "--json", wrapper=unprivileged())
+        finally:
+            for path, mode in modes.items():
+                path.chmod(mode)
+        assert (answer.code, answer.error) == (8, "permission"), answer
+        assert "who owns it" in answer.json["error"]["hint"] and world.state_bytes("r1") == before
+        return str(answer.json["error"]["message"])
+
+    freeze = ("freeze", "r1", "w1", "--succeeded")
+    assert "the lease and the worktree are as they were" in refused(*freeze)
+    assert world.lionwt(*freeze).code == 0
+    assert "the candidate stays frozen" in refused("promote", "r1")
+    assert world.promote("r1").code == 0
