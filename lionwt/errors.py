@@ -176,16 +176,20 @@ def leaving(untouched: str) -> Iterator[None]:
         raise having_left(error, untouched) from error.__cause__
 
 
-def from_os_error(error: OSError, doing: str) -> LionwtError:
-    """Name the operating system's refusal while ``doing`` something."""
+def from_os_error(error: OSError, doing: str, otherwise: str | None = None) -> LionwtError:
+    """Name the operating system's refusal while ``doing`` something.
+
+    ``otherwise`` is the hint where it is neither space nor permission that is missing.
+    """
     import errno
 
+    hint: str | None
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         code, hint = "no_space", "free some space, then run the same command again"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         code, hint = "permission", OWNER
     else:
-        code, hint = "system", None
+        code, hint = "system", otherwise
     name = f": {error.filename!r}" if error.filename else ""
     if len(name) > 400:  # a worker's path may be as long as the system takes
         name = f"{name[:200]}…{name[-200:]}"

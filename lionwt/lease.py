@@ -18,7 +18,7 @@ import time
 
 from lionwt import locks, names, processes, repository, teardown, trash, worktree
 from lionwt.allocation import Made, allocate, failed
-from lionwt.errors import LionwtError
+from lionwt.errors import LionwtError, leaving
 from lionwt.faults import point
 from lionwt.opening import Request, check_artifact_paths, compare, open_run, prepare
 from lionwt.records import (
@@ -54,7 +54,8 @@ def lease(paths: names.RunPaths, request: Request) -> tuple[Run, list[LeaseFile]
     point("lease.planned")
     with contextlib.ExitStack() as stack:
         for worker_id in sorted(request.workers):
-            stack.enter_context(locks.held(paths.lease_lock(worker_id), f"lease {worker_id!r}"))
+            with leaving("nothing was made"):
+                stack.enter_context(locks.held(paths.lease_lock(worker_id), f"lease {worker_id!r}"))
         made = Made()
         try:
             with locks.held(paths.run_lock, "run"):

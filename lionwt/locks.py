@@ -57,7 +57,8 @@ def held(path: Path, what: str, wait: float = DEFAULT_WAIT) -> Iterator[int]:
             hint="run the same command again when it has finished",
         ) from error
     except OSError as error:
-        raise from_os_error(error, f"taking the {what} lock {path}") from error
+        hint = f"{path.parent} has to be a directory that can be made; LIONAGI_HOME says where the runs' own lie"
+        raise from_os_error(error, f"taking the {what} lock {path}", hint) from error
     try:
         yield descriptors[-1]
     finally:

@@ -216,6 +216,13 @@ def _lionagi_manifest(path: Path) -> dict[str, str | None]:
         loaded = json.loads(_small_file(path))
     except FileNotFoundError:
         return {}
+    except NotADirectoryError as error:
+        above = next(parent for parent in path.parents if os.path.lexists(parent))
+        raise LionwtError(
+            "state_unreadable",
+            f"{above} is no directory, so no run can lie in it; nothing was changed",
+            hint="let LIONAGI_HOME, or the path of the run, name a directory, then run the same command again",
+        ) from error
     except PermissionError as error:
         raise LionwtError(
             "permission",

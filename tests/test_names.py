@@ -329,3 +329,21 @@ def test_a_worker_may_be_called_run(world: World, repo: Repo, worker: str) -> No
     assert {path.name for path in workspaces.glob("*.lock")} >= {".run.lock", "..run.lock"}
     assert world.freeze("r1", worker).code == 0
     assert [row["worker_id"] for row in world.lionwt("status", "r1", "--json").json["leases"]] == [worker]
+
+
+@pytest.mark.parametrize(("home", "found"), [("file", (7, "state_unreadable")), ("/proc/x", (8, "system"))])
+def test_a_home_where_nothing_can_be_made_is_what_the_hint_speaks_of(
+    world: World, repo: Repo, home: str, found: tuple[int, str]
+) -> None:
+    """Design section 5: what happened, what was left untouched, what to type next."""
+    (world.root / "file").write_text("mine\n")
+    before = repo.snapshot()
+    where = str(world.root / home)
+    answer = world.lionwt(
+        "lease", "r1", "-w", "w1", "--target", "work", "--owner-pid", "none", "--json", env={"LIONAGI_HOME": where}
+    )
+    assert (answer.code, answer.error) == found
+    error = answer.json["error"]
+    assert where in error["message"] and error["message"].rpartition("; nothing was ")[2] in ("made", "changed")
+    assert "LIONAGI_HOME" in error["hint"] and "lionagi writes" not in error["hint"]
+    assert repo.snapshot() == before
