@@ -128,7 +128,7 @@ def failed(run: Run, error: BaseException, made: Made) -> BaseException:
         left = _undo(run, made)
         if made.opened:
             unopen(run.store)
-    except (LionwtError, OSError) as failure:
+    except Exception as failure:
         left = [str(failure)]
     if not isinstance(error, LionwtError):
         return error
@@ -151,16 +151,12 @@ def _undo(run: Run, made: Made) -> list[str]:
     something to undo under it: the failure may have been that it is held.
     """
     left: list[str] = []
-    if made.branches:
-        with run.registration():
-            for file in made.files:
-                try:
-                    left += _undo_one(run, file)
-                except (LionwtError, OSError) as failure:
-                    left.append(f"{file.worker_id}: {failure}")
-    else:
+    with run.registration() if made.branches else contextlib.nullcontext():
         for file in made.files:
-            run.store.forget(file.worker_id)
+            try:
+                left += _undo_one(run, file) if made.branches else _forget(run, file)
+            except Exception as failure:  # whatever befalls one, the others are undone
+                left.append(f"{file.worker_id}: {failure}")
     for path in sorted(made.directories, reverse=True):  # the deepest first
         with contextlib.suppress(OSError):
             path.rmdir()
@@ -172,10 +168,14 @@ def _undo(run: Run, made: Made) -> list[str]:
 def _undo_one(run: Run, file: LeaseFile) -> tuple[str, ...]:
     file, removal = undo_allocation(run, file)
     if removal.worktree_removed and removal.branch_deleted:
-        run.store.forget(file.worker_id)
-    else:
-        run.store.write(ended(_as_stored(run, file), removal, "lease"))
+        return _forget(run, file)
+    run.store.write(ended(_as_stored(run, file), removal, "lease"))
     return removal.errors
+
+
+def _forget(run: Run, file: LeaseFile) -> tuple[str, ...]:
+    run.store.forget(file.worker_id)
+    return ()
 
 
 def _as_stored(run: Run, file: LeaseFile) -> LeaseFile:

@@ -14,18 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lionwt import command, database
 from lionwt.database import Database
 from lionwt.faults import point
 from lionwt.migrations import Missing, Statement, Unusable, Wait
 from lionwt.names import RunPaths
-from lionwt.values import Value
+from lionwt.values import Value, checked
 
 if TYPE_CHECKING:
     from lionwt.records import LeaseFile
@@ -80,6 +81,16 @@ class Row(Value, frozen=True):
             retention_until=record.retention_until if record is not None else None,
             written_at=time.time(),
         )
+
+    @classmethod
+    def read(cls, values: Sequence[Any]) -> Row:
+        """The row that a database gave; raises ``ValueError`` where lionwt cannot have written it."""
+        row = checked(cls, dict(zip(_COLUMNS, values, strict=True)))
+        times = (row.created_at, row.written_at, row.retention_until or 0.0)
+        names = (row.run_id, row.worker_id, row.root, row.machine, row.target)
+        if not all(map(math.isfinite, times)) or b"\0" in b"".join(map(os.fsencode, names)):
+            raise ValueError("a time without end, or a name that none can be")
+        return row
 
     def marked(self) -> Row:
         """The row of a lease that is about to end: it asserts nothing any more."""
@@ -149,6 +160,7 @@ class ReadModel:
         self.where = where
         self.missing = False  # there was nothing to read
         self._warn = warn
+        self._warned = False
         self._usable = True
         self._left = WAIT
         self._database: Database | None = None
@@ -159,7 +171,13 @@ class ReadModel:
         found = self._ask(lambda wait: self._open(wait, create=False).query(_SELECT + where, values, wait))
         if found is None:
             return None
-        return sorted((Row(*row) for row in found), key=lambda row: row.created_at)
+        rows: list[Row] = []
+        for values in found:
+            try:
+                rows.append(Row.read(values))
+            except ValueError as error:  # the other rows are no worse for it
+                self._tell(f"has a row that lionwt did not write ({error}), which was left out", self._deletion())
+        return sorted(rows, key=lambda row: row.created_at)
 
     def put(self, rows: Iterable[Row], *, instead: Iterable[Row] = ()) -> None:
         """Write rows, unless newer ones stand there; those of ``instead`` go first, whatever they say."""
@@ -178,11 +196,12 @@ class ReadModel:
         if not wanted:
             return
 
-        def work(wait: Wait) -> None:
+        def work(wait: Wait) -> bool:
             self._open(wait, create=True).write(wanted, wait, durable)
-            point(passed)
+            return True
 
-        self._ask(work)
+        if self._ask(work):
+            point(passed)
 
     def _open(self, wait: Wait, *, create: bool) -> Database:
         if self._database is None:
@@ -190,7 +209,10 @@ class ReadModel:
         return self._database
 
     def _ask(self, work: Callable[[Wait], T]) -> T | None:
-        """What ``work`` gives; None, a warning and no further try where the database fails."""
+        """What ``work`` gives; None, a warning and no further try where the database fails.
+
+        The boundary between what a database may hold and a lease: every use of one goes through here.
+        """
         if not self._usable:
             return None
         try:
@@ -207,14 +229,27 @@ class ReadModel:
             self.missing = True
         except (Unusable, OSError) as error:
             self.give_up(str(error), getattr(error, "hint", None))
+        except Exception as error:
+            self.give_up(f"it holds what lionwt did not write ({type(error).__name__}: {error})", self._deletion())
         return None
+
+    def _deletion(self) -> str | None:
+        """What to do about a file that is corrupt; a server is others' as well."""
+        return None if "://" in self.where else f"delete {self.where}: that loses nothing"
 
     def give_up(self, why: str, hint: str | None = None) -> None:
         """Warn, and leave the database alone for the rest of the command."""
         self._usable = False
+        self._tell(f"was not used: {why}; every lease is as its file says", hint)
+
+    def _tell(self, what: str, hint: str | None) -> None:
+        """The one warning of a command."""
+        if self._warned:
+            return
+        self._warned = True
         advice = f"{hint}; " if hint else ""
         self._warn(
-            f"the read-model {database.shown(self.where)} was not used: {why}; every lease is as its file says. "
+            f"the read-model {database.shown(self.where)} {what}. "
             f"{advice}lionwt reconcile RUN brings its rows up to date"
         )
 

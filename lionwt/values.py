@@ -28,3 +28,8 @@ class State(msgspec.Struct, eq=False):
 
 
 V = TypeVar("V", bound=Value)
+
+
+def checked(kind: type[V], fields: dict[str, Any]) -> V:
+    """A value of fields from elsewhere; raises ``ValueError`` naming the one that is of another type."""
+    return msgspec.convert(fields, kind)

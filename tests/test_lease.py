@@ -847,3 +847,19 @@ def test_the_index_of_a_large_worktree_has_a_second_of_its_own(world: World, rep
     for index in (Path(world.lease_file("r1", "w1")["identity"]["admin_dir"], "index"), saved):
         assert int(os.stat(index).st_mtime) > newest
     assert world.freeze("r1", "w1").code == 0
+
+
+@pytest.mark.parametrize("point", ["lease.intended", "lease.populated"])
+def test_a_lease_that_a_bug_ends_is_undone_even_where_another_befalls_its_undoing(
+    world: World, repo: Repo, point: str
+) -> None:
+    """Design section 7: any failure undoes what the call made; one that cannot be undone keeps no other."""
+    world.lease("r1", "w0", start=False)
+    env: dict[str, str | None] = {"LIONWT_FAULT": f"{point}:raise,readmodel.dropped:raise:1"}
+    failed = world.lionwt("lease", "r1", "-w", "w1", "-w", "w2", "-w", "w3", "--owner-pid", "none", "--json", env=env)
+    assert (failed.code, failed.error) == (1, "bug"), failed
+    assert sorted(path.name for path in (world.state("r1") / "workspaces").glob("*.json")) == ["w0.json", "w1.json"]
+    assert sorted(os.listdir(repo.path / ".worktrees/lionagi/r1")) == ["w0"]
+    assert world.lionwt("reconcile", "r1", "--takeover").code == 0
+    assert world.record("r1", "w1")["status"] == "discarded"
+    world.lease("r1", "w2", "w3")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import sqlite3
@@ -382,6 +383,82 @@ def test_a_file_that_cannot_be_used_costs_one_warning(world: World, repo: Repo, 
     if kind == "newer":
         assert "version 99" in answers[0].err
     path.parent.exists() and path.parent.chmod(0o700)
+
+
+DAMAGES = {
+    "sqlite": [
+        "UPDATE lionwt_schema SET version = 'abc'",
+        "UPDATE lionwt_schema SET version = x'ff'",
+        "UPDATE lionwt_lease SET created_at = 'abc' WHERE worker_id = 'odd'",
+        "UPDATE lionwt_lease SET written_at = 'abc', host = 'elsewhere', run_digest = 'd' WHERE worker_id = 'odd'",
+        "UPDATE lionwt_lease SET state_root = x'2f61' WHERE worker_id = 'odd'",
+        "UPDATE lionwt_lease SET state_root = '/a\\u0000b' WHERE worker_id = 'odd'",
+        "UPDATE lionwt_lease SET state_root = '/a\\ud800b' WHERE worker_id = 'odd'",
+        "UPDATE lionwt_lease SET worker_id = x'00' WHERE worker_id = 'odd'",
+        "UPDATE lionwt_lease SET serial = 1e300 WHERE worker_id = 'odd'",
+        "UPDATE lionwt_lease SET retention_until = 9e999 WHERE worker_id = 'odd'",
+    ],
+    "postgresql": [
+        "ALTER TABLE lionwt_schema ALTER version TYPE TEXT USING 'abc'",
+        "UPDATE lionwt_lease SET created_at = 'NaN' WHERE worker_id = 'odd'",
+        "UPDATE lionwt_lease SET written_at = 'Infinity', host = 'x', run_digest = 'd' WHERE worker_id = 'odd'",
+        "ALTER TABLE lionwt_lease ALTER created_at TYPE TEXT",
+    ],
+}
+
+
+def test_whatever_a_database_holds_costs_one_warning(
+    world: World, repo: Repo, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Design section 9: what lionwt never writes into a column is a corrupt database as well."""
+    damages = DAMAGES["postgresql" if "://" in where else "sqlite"]
+    for number, damage in enumerate(damages):
+        world.lease(f"a{number}", "odd", start=False)
+        sql(where, damage)
+        leased = world.lionwt("lease", f"b{number}", "-w", "w1", "--target", "work", "--json", "--owner-pid", "none")
+        everywhere = world.lionwt("status", "--json")
+        reaped = world.lionwt("reap", "--all", "--dry-run", "--json")
+        mended = world.lionwt("reconcile", f"a{number}", "--takeover", "--json")
+        for answer in (leased, everywhere, reaped, mended):
+            assert (answer.code, answer.json["error"]) == (0, None), (damage, answer)
+            assert len(warnings(answer)) <= 1, (damage, answer.err)
+        assert len(warnings(everywhere)) == 1, damage
+        shown = {(row["run_id"], row["worker_id"]) for row in everywhere.json["leases"]}
+        assert {(f"a{number}", "odd"), (f"b{number}", "w1")} <= shown, damage
+        if "://" not in where:
+            assert f"delete {where}" in everywhere.err
+            Path(where).unlink()
+        else:
+            where = world.env["LIONWT_DB"] = f"{where.rpartition('/')[0]}/{fresh_database(where)}"
+
+
+def fresh_database(url: str) -> str:
+    """Another empty database beside the one of ``url``."""
+    name = f"fresh_{os.urandom(4).hex()}"
+    sql(url, f"CREATE DATABASE {name}")
+    return name
+
+
+def test_no_flipped_byte_costs_more_than_a_warning(world: World, repo: Repo) -> None:
+    """Design section 9: a corrupt file, whatever in it is corrupt."""
+    world.lease("r1", *[f"w{number}" for number in range(1, 6)], start=False)
+    path = world.lionagi_home / "lionwt.db"
+    sound, chance = path.read_bytes(), random.Random(7)
+    used = [position for position, byte in enumerate(sound) if byte]
+    for _ in range(200):
+        flipped = bytearray(sound)
+        for _ in range(chance.randint(1, 4)):
+            flipped[chance.choice(used)] = chance.randrange(256)
+        path.write_bytes(flipped)
+        said: list[str] = []
+        with contextlib.closing(ReadModel(str(path), said.append)) as model:
+            for row in model.rows() or ():
+                json.dumps(readmodel.Row.in_order(row), allow_nan=False)
+                os.fsencode(row.root + row.machine + row.target)
+            model.put([row_of("w9")])
+            model.mark(row_of("w1"))
+            model.drop([row_of("w9")])
+        assert len(said) <= 1
 
 
 def test_a_locked_file_costs_one_warning_and_a_bounded_wait(world: World, repo: Repo) -> None:
