@@ -249,8 +249,10 @@ def reap_command(
     known = find(names.lionagi_home(os.environ)) if every else None
     chosen: Sequence[str | None] = known.roots if known else runs or [None]
     done = reap(chosen, dry_run=dry_run)
-    if known and not dry_run:
-        known.forget_gone()
+    if known:
+        done.gone = known.gone
+        if not dry_run:
+            known.forget_gone()
     return reports.of_reaping(done, dry_run)
 
 

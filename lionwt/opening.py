@@ -66,6 +66,7 @@ def prepare(paths: names.RunPaths, store: Store, request: Request) -> Plan:
             # Another call may be opening the run: what stands in the way is the run's own then.
             opened = store.read_run()
             if opened is None:
+                store.require_no_leases("nothing was made")
                 raise
     return compare(opened, paths, request)
 
@@ -295,12 +296,7 @@ def open_run(paths: names.RunPaths, store: Store, plan: Plan) -> None:
             f"run {paths.run_id!r} was given up by the call that opened it; nothing was made",
             hint="run the same command again, with --target",
         )
-    if store.worker_ids():
-        raise LionwtError(
-            "state_unreadable",
-            f"{paths.run_file} is gone, but leases of run {paths.run_id!r} are in {paths.workspaces}; nothing was made",
-            hint="restore it from a backup, or choose another run id",
-        )
+    store.require_no_leases("nothing was made")
     make_private_dir(paths.state_root)
     snapshot.make_private_git_dir(paths.git_dir, plan.repository, plan.settings)
     point("lease.prepared")

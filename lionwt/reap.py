@@ -12,7 +12,8 @@ import time
 from collections.abc import Sequence
 
 from lionwt import names, promote, session, teardown, trash
-from lionwt.errors import LionwtError, worst
+from lionwt.errors import LionwtError, from_os_error, worst
+from lionwt.readmodel import Row
 from lionwt.reconcile import Finding, Step, clock_is_wrong, find_orphans, trash_left
 from lionwt.records import LeaseFile, Record
 from lionwt.session import Run
@@ -27,6 +28,7 @@ class Reaping(State):
     pending: list[promote.Pending] = []
     steps: list[Step] = []
     standing: list[tuple[Run, LeaseFile]] = []  # what still needs a person
+    gone: list[Row] = []  # rows whose files are gone, which were dropped, or would be
     trash: list[str] = []  # the removed trees that were deleted, or would be
 
     def exit_code(self) -> int:
@@ -46,7 +48,8 @@ def reap(runs: Sequence[str | None], *, dry_run: bool = False) -> Reaping:
     for argument in runs:
         try:
             _reap_run(session.load(names.run_paths(argument, os.environ)), done, dry_run)
-        except LionwtError as error:
+        except (LionwtError, OSError) as failure:
+            error = from_os_error(failure, "reaping it") if isinstance(failure, OSError) else failure
             if error.code == "usage" or (error.code == "id_invalid" and os.sep not in str(argument)):
                 raise
             named = f"run {os.path.basename(argument)!r}: " if argument else ""

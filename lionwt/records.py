@@ -286,6 +286,24 @@ class LeaseFile(Data, frozen=True, kw_only=True, rename={"schema_": "schema"}):
     def worker_id(self) -> str:
         return self.lease.worker_id
 
+    def contradiction(self) -> str | None:
+        """What in a file that was read no lionwt can have written together; None where nothing is."""
+        state, intent = self.lease.state, self.intent
+        kind = intent.kind if intent is not None else None
+        wrong = {
+            "its serial or its owner's pid is out of range": not 0 <= self.serial < 1 << 63
+            or not (self.owner is None or 0 < self.owner.pid < 1 << 31),
+            "it is frozen and has no candidate or no evidence": state == "frozen"
+            and (self.candidate is None or self.evidence is None),
+            "it has ended and has no record, or the reverse": (state == "terminal") != (self.record is not None),
+            "it was to be allocated, and is not of a lease that begins": kind == "allocate"
+            and (state != "allocated" or intent is None or intent.nonce is None),
+            "it was to be landed, and nothing says what": kind == "promote"
+            and (state != "frozen" or intent is None or intent.landing is None),
+            "its teardown was begun without an outcome": kind == "teardown" and self.outcome is None,
+        }
+        return next((what for what, holds in wrong.items() if holds), None)
+
     def to(self, state: WorkerLeaseState, by: str, **changes: Any) -> LeaseFile:
         """The file after a transition; raises ``wrong_state`` where the ADR has no arrow."""
         old = self.lease.state

@@ -188,12 +188,15 @@ def of_reaping(done: Reaping, dry_run: bool) -> Answer:
     if done.trash:
         trees = words.count(len(done.trash), "removed tree", "removed trees")
         lines.append(Line(f"trash: {trees}; {'would delete' if dry_run else 'deleted'}"))
+    for row in done.gone:
+        lines.append(Line(f"{_gone_line(row)}; {'would drop' if dry_run else 'dropped'} its row"))
     answer = _upkeep(
         None, "reap", done.records, done.pending, done.findings, done.steps, done.exit_code(),
         lines or [Line("nothing has expired", "good")],
         [_record_error(run, file) for run, file in done.standing],
     )  # fmt: skip
     answer.payload["trash"] = done.trash
+    answer.payload["gone"] = _gone_rows(done.gone)
     return answer
 
 
@@ -263,7 +266,7 @@ def of_status_everywhere(found: Everywhere) -> Answer:
         lines.append(Line(f"{row.run_id}  {row.worker_id}  {state:<16}  {_age(now - row.created_at)}", "dim"))
         lines.append(Line(f"  reported by {row.machine} {_age(now - row.written_at)} ago, not verified here", "dim"))
     for row in found.gone:
-        lines.append(Line(f"{row.run_id}  {row.worker_id}: its files are gone from {row.root}", "warn"))
+        lines.append(Line(_gone_line(row), "warn"))
     lines += [Line(f"run {run_id}: {error.message} [{error.code}]", "bad") for run_id, error in found.unreadable]
     errors = [error for _, error in found.unreadable]
     worst_code = worst([error.exit_code for error in errors]) if errors else 0
@@ -274,15 +277,22 @@ def of_status_everywhere(found: Everywhere) -> Answer:
         told=True,
         payload={
             "unreadable": [{"run_id": run_id, **error.as_object()} for run_id, error in found.unreadable],
-            "gone": [
-                {"run_id": row.run_id, "worker_id": row.worker_id, "state_root": row.root, "host": row.machine}
-                for row in found.gone
-            ],
+            "gone": _gone_rows(found.gone),
             "reported": [_reported(row) for row in found.reported],
             "leases": _standing_rows(found.standings),
         },
         lines=lines or [Line("no leases")],
     )
+
+
+def _gone_line(row: Row) -> str:
+    return f"{row.run_id}  {row.worker_id}: its files are gone from {row.root}"
+
+
+def _gone_rows(rows: Sequence[Row]) -> list[dict[str, str]]:
+    return [
+        {"run_id": row.run_id, "worker_id": row.worker_id, "state_root": row.root, "host": row.machine} for row in rows
+    ]
 
 
 def _reported(row: Row) -> dict[str, Any]:
@@ -427,4 +437,9 @@ def _evidence(run: Run, ref: str) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "?"
+    if not seconds:
+        return "?"
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return f"Unix second {seconds:.0f}"  # later than any calendar goes

@@ -3,7 +3,8 @@
 The read-model knows runs wherever their state root lies; the directories under
 ``$LIONAGI_HOME/runs`` are looked at as well, so that a database that is behind,
 or gone, hides none. A row counts only where the run's own file is the one it
-was derived from.
+was derived from. Files are gone only where a look proves it: a run that cannot
+be looked at or understood keeps its rows, and who reads it says why.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import contextlib
 import os
 from pathlib import Path
 
-from lionwt import readmodel
+from lionwt import names, readmodel
+from lionwt.errors import LionwtError
 from lionwt.readmodel import Row
+from lionwt.store import Store
 from lionwt.values import State
 
 
@@ -49,26 +52,64 @@ def find(home: Path) -> Known:
         if row.root not in digests and (digest := _digest(row.root)) is not None:
             digests[row.root] = digest
         if digests.get(row.root) == row.run_digest:
-            if row.root not in known.roots:
-                known.roots.append(row.root)
-            if not os.path.lexists(os.path.join(row.root, "workspaces", f"{row.worker_id}.json")):
-                known.gone.append(row)
+            stands, gone = True, _is_missing(_lease_file(row), (FileNotFoundError,))
         elif row.host == readmodel.this_host():
-            known.gone.append(row)
+            gone = _has_gone(row, digests.get(row.root))
+            stands = not gone
         else:
             known.elsewhere.append(row)
+            continue
+        if stands and row.root not in known.roots:
+            known.roots.append(row.root)
+        if gone:
+            known.gone.append(row)
     return known
 
 
 def _digest(root: str) -> str | None:
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError):
         return readmodel.digest_of(Path(root) / "workspaces.json")
     return None
 
 
+def _has_gone(row: Row, digest: str | None) -> bool:
+    """Whether a row of this machine is of a run that provably lies no more where it lay."""
+    if _is_missing(os.path.join(row.root, "workspaces.json")):
+        return _is_missing(_lease_file(row))
+    try:  # another run may stand there, which can be understood
+        return digest is not None and Store(names.run_paths(row.root, os.environ)).read_run() is not None
+    except LionwtError:
+        return False
+
+
+def _lease_file(row: Row) -> str:
+    return os.path.join(row.root, "workspaces", f"{row.worker_id}.json")
+
+
+def _is_missing(path: str, proof: tuple[type[OSError], ...] = (FileNotFoundError, NotADirectoryError)) -> bool:
+    """Whether nothing is there for sure: what cannot be looked at may well be."""
+    try:
+        os.lstat(path)
+    except proof:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def _directories(home: Path) -> list[str]:
-    """The state roots under a home in which a run has been opened."""
-    root = Path(os.path.realpath(home / "runs"))
-    with contextlib.suppress(OSError):
-        return [str(root / name) for name in sorted(os.listdir(root)) if (root / name / "workspaces.json").exists()]
-    return []
+    """The state roots under a home in which a run has been opened, or may have been."""
+    root = os.path.realpath(home / "runs")
+    try:
+        return [path for name in sorted(os.listdir(root)) if _may_be_opened(path := os.path.join(root, name))]
+    except OSError:
+        return []
+
+
+def _may_be_opened(root: str) -> bool:
+    if not _is_missing(os.path.join(root, "workspaces.json")):
+        return True
+    try:
+        return bool(Store(names.RunPaths(os.path.basename(root), Path(root), Path(root))).worker_ids())
+    except LionwtError:
+        return True

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from lionwt import names, processes, runs, session
-from lionwt.errors import LionwtError
+from lionwt.errors import LionwtError, from_os_error
 from lionwt.readmodel import Row
 from lionwt.records import LeaseFile
 from lionwt.session import Run
@@ -48,8 +48,9 @@ def status_everywhere(home: Path) -> Everywhere:
     for root in known.roots:
         try:
             found.standings += status(session.load(names.run_paths(root, os.environ)))
-        except LionwtError as error:  # one run that is gone must not hide the others
-            found.unreadable.append((os.path.basename(root), error))
+        except (LionwtError, OSError) as error:  # one run that is gone must not hide the others
+            told = from_os_error(error, "reading it") if isinstance(error, OSError) else error
+            found.unreadable.append((os.path.basename(root), told))
     return found
 
 

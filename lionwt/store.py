@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import shutil
 import stat
@@ -171,12 +172,45 @@ def read_json(path: Path) -> dict[str, Any]:
         if seen.st_size > _LARGEST:
             raise _ambiguous(path, "it is far too large")
         try:
-            loaded = json.loads(file.read())
+            content = file.read()
+            loaded = json.loads(content, parse_constant=_no_number, parse_float=_finite, parse_int=_bounded)
+            if b"\\" in content or not content.isascii():
+                _check_texts(loaded)
         except (ValueError, RecursionError, OSError) as error:
             raise _ambiguous(path, str(error)) from error
     if not isinstance(loaded, dict):
         raise _ambiguous(path, "it is not a JSON object")
     return loaded
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
+
+
+def _bounded(text: str) -> int:
+    value = int(text)
+    if not -(1 << 63) <= value < 1 << 64:  # an inode may need all 64 bits
+        _no_number(text)
+    return value
+
+
+def _check_texts(value: Any) -> None:
+    """Raise ``ValueError`` for a text that no path or name can be: NUL, or half a character that is no raw byte."""
+    if isinstance(value, str):
+        value.encode("utf-8", "surrogateescape")
+        if "\0" in value:
+            raise ValueError("a text holds NUL")
+    elif isinstance(value, list):
+        for entry in value:
+            _check_texts(entry)
+    elif isinstance(value, dict):
+        for pair in value.items():
+            _check_texts(list(pair))
 
 
 def _ambiguous(path: Path, why: str) -> LionwtError:
@@ -236,9 +270,10 @@ class Store:
         replace_json(self.paths.run_file, plain(run))
 
     def run(self) -> RunFile:
-        """The opened run; raises ``run_unknown``."""
+        """The opened run; raises ``run_unknown``, and ``state_unreadable`` where only its own file is gone."""
         run = self.read_run()
         if run is None:
+            self.require_no_leases("nothing was changed")
             raise LionwtError(
                 "run_unknown",
                 f"run {self.paths.run_id!r} has not been opened (no {self.paths.run_file}); nothing was changed",
@@ -246,6 +281,16 @@ class Store:
                 + "check the run id and LIONAGI_HOME; lionwt lease RUN -w WORKER --target BRANCH opens a run",
             )
         return run
+
+    def require_no_leases(self, untouched: str) -> None:
+        """Raise ``state_unreadable`` where a run that has no file has leases."""
+        if self.worker_ids():
+            raise LionwtError(
+                "state_unreadable",
+                f"{self.paths.run_file} is gone, but leases of run {self.paths.run_id!r} are in "
+                f"{self.paths.workspaces}; {untouched}",
+                hint="restore it from a backup, or choose another run id",
+            )
 
     def _runs_beside(self) -> list[str]:
         """The runs that lionwt has opened beside where this one would be."""
@@ -301,14 +346,19 @@ class Store:
         )
         if stored != expected:
             raise _ambiguous(path, "its ids, branch, paths or base are not the ones its name and run give")
+        wrong = file.contradiction()
+        if wrong is not None:
+            raise _ambiguous(path, wrong)
         return file
 
     def worker_ids(self) -> list[str]:
-        """The ids that have a file, readable or not."""
+        """The ids that have a file, readable or not; raises ``state_unreadable`` where nobody can tell."""
         try:
             entries = os.listdir(self.paths.workspaces)
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise _ambiguous(self.paths.workspaces, error.strerror or str(error)) from error
         return sorted(entry[:-5] for entry in entries if entry.endswith(".json") and not entry.startswith("."))
 
     def leases(self, run: RunFile) -> tuple[list[LeaseFile], list[Ambiguous]]:
@@ -321,6 +371,8 @@ class Store:
             except LionwtError as error:
                 if error.code == "lease_unknown":
                     continue  # forgotten since the listing: its allocation was undone
+                if error.code == "id_invalid":  # nobody typed it: a copy beside a lease, for one
+                    error = _ambiguous(self.paths.lease_file(worker_id), "its name is no worker's")
                 ambiguous.append(Ambiguous(worker_id, error))
         return found, ambiguous
 

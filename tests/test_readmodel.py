@@ -820,3 +820,48 @@ def test_status_across_runs_asks_once(world: World, where: str, monkeypatch: pyt
     monkeypatch.setattr(ReadModel, "_ask", lambda model, work: asked.append("asked") or query(model, work))
     assert len(runs.find(world.lionagi_home).elsewhere) == 300
     assert asked == ["asked"]
+
+
+@pytest.mark.parametrize("how", ["torn", "link", "mode", "missing"])
+def test_a_run_that_cannot_be_looked_at_is_named_and_keeps_its_rows(
+    world: World, repo: Repo, where: str, how: str
+) -> None:
+    """Design section 3: ambiguous is never "no lease"; gone is only what a look proves."""
+    far = world.root / "roots" / "far"
+    assert world.lionwt("lease", far, "-w", "w1", "--target", "work").code == 0
+    world.lease("sound", "w2", start=False)
+    path, aside = far / "workspaces.json", far / "aside"
+    path.rename(aside)
+    if how == "torn":
+        path.write_bytes(aside.read_bytes()[:99])
+    elif how == "link":
+        path.symlink_to(aside)
+    elif how == "mode":
+        path.write_bytes(aside.read_bytes())
+        path.chmod(0)
+    for arguments in (["status"], ["reap", "--all", "--dry-run"], ["reap", "--all"], ["status"]):
+        answer = world.lionwt(*arguments, "--json", wrapper=unprivileged())
+        assert (answer.code, answer.error) == (7, "state_unreadable"), answer
+        assert str(path) in answer.json["error"]["message"]
+        assert answer.json["gone"] == []
+    aside.replace(path)
+    answer = world.lionwt("status", "--json")
+    assert {row["run_id"] for row in answer.json["leases"]} == {"far", "sound"}, answer
+
+
+def test_reap_says_which_rows_it_drops_before_it_does(world: World, repo: Repo) -> None:
+    """Design section 9: rows whose files are gone, the run's or the lease's, or of a run that was opened anew."""
+    for run in ("deleted", "anew", "kept"):
+        world.lease(run, "w1", "w2", start=False)
+    for run in ("deleted", "anew"):
+        world.lionwt("reconcile", run, "--takeover")
+        shutil.rmtree(world.state(run))
+    (world.state("kept") / "workspaces/w2.json").unlink()
+    assert world.lionwt("lease", "anew", "-w", "w3", "--target", "work").code == 0
+    gone = {("deleted", "w1"), ("deleted", "w2"), ("anew", "w1"), ("anew", "w2"), ("kept", "w2")}
+    dry = world.lionwt("reap", "--all", "--dry-run", "--json")
+    assert {(row["run_id"], row["worker_id"]) for row in dry.json["gone"]} == gone
+    told = world.lionwt("reap", "--all", "--dry-run").out
+    assert f"deleted  w1: its files are gone from {world.state('deleted')}; would drop its row" in told
+    assert world.lionwt("reap", "--all", "--json").json["gone"] == dry.json["gone"]
+    assert set(rows(str(world.lionagi_home / "lionwt.db"))) == {("anew", "w3"), ("kept", "w1")}

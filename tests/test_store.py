@@ -14,7 +14,7 @@ import pytest
 
 from lionwt import LionwtError, locks, names, session
 from lionwt.store import Store
-from tests.conftest import Repo, World
+from tests.conftest import Repo, World, unprivileged
 
 
 def paths_of(world: World, run: str = "r1") -> names.RunPaths:
@@ -336,3 +336,115 @@ def test_a_lease_that_is_forgotten_while_it_is_listed_is_no_ambiguous_file(
     monkeypatch.setattr(Store, "worker_ids", lambda store: ["gone", "w1"])
     files, ambiguous = run.store.leases(run.file)
     assert ([file.worker_id for file in files], ambiguous) == (["w1"], [])
+
+
+FROZEN: dict[str, object] = {
+    "candidate": None,
+    "evidence": None,
+    "intent": {"kind": "promote", "at": 1.0, "nonce": None, "landing": None},
+    "serial": 2**80,
+    "candidate.patch_ref": "a\0b",
+    "evidence.commit": "\ud800",
+    "diagnostics": [{"at": float("nan"), "code": "x", "message": "y", "ref": None}],
+    "lease.created_at": float("inf"),
+    "lease.state": "terminal",
+    "owner": {"host": "h", "boot": "b", "pid": 2**40, "started": 1.0},
+}
+
+
+def test_a_lease_file_that_contradicts_itself_is_ambiguous_and_stops_no_other(world: World, repo: Repo) -> None:
+    """Design section 3: decided once, where the file is read; design section 8: nothing adopted, nothing deleted."""
+    odd = [f"w{number}" for number in range(len(FROZEN))]
+    world.frozen("r1", {worker: {f"{worker}.txt": "x\n"} for worker in odd})
+    world.lease("r1", "sound", start=False)
+    for worker, (where, value) in zip(odd, FROZEN.items(), strict=True):
+        path = world.state("r1") / f"workspaces/{worker}.json"
+        stored = json.loads(path.read_bytes())
+        *parents, last = where.split(".")
+        part = stored
+        for parent in parents:
+            part = part[parent]
+        part[last] = value
+        path.write_text(json.dumps(stored))
+    before = {worker: world.lease_bytes("r1", worker) for worker in odd}
+    answer = world.lionwt("reconcile", "r1", "--takeover", "--json")
+    assert (answer.code, answer.error) == (7, "state_unreadable"), answer
+    assert sorted(row["worker_id"] for row in answer.json["findings"] if row["code"] == "state_unreadable") == odd
+    assert world.record("r1", "sound")["status"] == "discarded"
+    refused = world.lionwt("promote", "r1", odd[0], "--json")
+    assert (refused.code, refused.error) == (7, "state_unreadable"), refused
+    shown = world.lionwt("status", "r1", "--json")
+    json.loads(shown.out, parse_constant=pytest.fail)
+    assert {worker: world.lease_bytes("r1", worker) for worker in odd} == before
+
+
+def test_a_run_file_with_what_no_path_can_be_is_ambiguous(world: World, repo: Repo) -> None:
+    """Design section 3: the run's own file is read by the same rules."""
+    world.lease("r1", "w1", start=False)
+    path = world.state("r1") / "workspaces.json"
+    sound = json.loads(path.read_bytes())
+    for key, value in (("checkout_git_dir", "/a\0b"), ("user_name", "\udfff"), ("opened_at", float("nan"))):
+        path.write_text(json.dumps({**sound, key: value}))
+        refused = world.lionwt("start", "r1", "w1", "--json")
+        assert (refused.code, refused.error) == (7, "state_unreadable"), refused
+
+
+def test_a_file_whose_name_is_no_workers_is_ambiguous_and_named(world: World, repo: Repo) -> None:
+    """Design section 3: a copy that somebody made beside a lease is named, and not taken for a typed id."""
+    world.frozen("r1", {"w1": {"a": "b\n"}})
+    copy = world.state("r1") / "workspaces/w1 copy.json"
+    copy.write_bytes(world.lease_bytes("r1", "w1"))
+    for arguments in (["promote", "r1"], ["reconcile", "r1", "--takeover"]):
+        answer = world.lionwt(*arguments, "--json")
+        assert (answer.code, answer.error) == (7, "state_unreadable"), answer
+        assert str(copy) in answer.json["error"]["message"]
+    assert copy.exists()
+
+
+@pytest.mark.parametrize("how", ["file", "mode"])
+def test_a_run_whose_leases_cannot_be_listed_is_named_and_hides_no_other(world: World, repo: Repo, how: str) -> None:
+    """Design section 3: ambiguous, never "no lease"; the other runs are shown and reaped."""
+    world.lease("broken", "w1", start=False)
+    world.lease("sound", "w1", start=False)
+    directory = world.state("broken") / "workspaces"
+    if how == "file":
+        directory.rename(directory.with_name("aside"))
+        directory.write_text("")
+    else:
+        directory.chmod(0)
+    for arguments in (["status"], ["reap", "--all"], ["reap", "broken", "sound"]):
+        answer = world.lionwt(*arguments, "--json", wrapper=unprivileged())
+        assert (answer.code, answer.error) == (7, "state_unreadable"), answer
+        assert str(directory) in answer.json["error"]["message"] and answer.json["error"]["hint"]
+        if arguments == ["status"]:
+            assert [row["run_id"] for row in answer.json["leases"]] == ["sound"]
+            assert answer.json["gone"] == []
+    for arguments in (["status", "broken"], ["reconcile", "broken"], ["lease", "broken", "-w", "w2"]):
+        answer = world.lionwt(*arguments, "--json", wrapper=unprivileged())
+        assert (answer.code, answer.error) == (7, "state_unreadable"), answer
+    if how == "mode":
+        directory.chmod(0o700)
+
+
+def test_a_run_whose_own_file_is_gone_is_not_called_unopened(world: World, repo: Repo) -> None:
+    """Design section 3: its leases are there, so every verb says what is missing."""
+    world.lease("r1", "w1", start=False)
+    (world.state("r1") / "workspaces.json").unlink()
+    for arguments in (["status", "r1"], ["reconcile", "r1"], ["lease", "r1", "-w", "w2", "--target", "work"]):
+        answer = world.lionwt(*arguments, "--json")
+        assert (answer.code, answer.error) == (7, "state_unreadable"), answer
+        assert "is gone, but leases of run 'r1' are in" in answer.json["error"]["message"]
+
+
+def test_a_time_that_no_calendar_knows_is_told_as_it_is(world: World, repo: Repo) -> None:
+    """Design section 5: one lease's odd expiry stops no status."""
+    world.frozen("r1", {"w1": {"f1.txt": "worker\n"}}, args=("--retain-for", "2h"))
+    repo.commit("operator", **{"f1.txt": "operator\n"})
+    assert world.promote("r1").code == 4
+    path = world.state("r1") / "workspaces/w1.json"
+    stored = json.loads(path.read_bytes())
+    assert stored["record"]["status"] == "retained"
+    stored["record"]["retention_until"] = 1e18
+    path.write_text(json.dumps(stored))
+    shown = world.lionwt("status")
+    assert shown.code == 0 and "Unix second 1000000000000000000" in shown.out, shown
