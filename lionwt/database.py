@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from lionwt.postgresql import PostgreSQL
 
 _IS_URL: Final = ("postgresql://", "postgres://")
+#: What every SQLite file begins with.
+_MAGIC: Final = b"SQLite format 3\0"
 #: Between making an empty file and closing it nobody of this process may open it: closing drops SQLite's locks.
 _creating = threading.Lock()
 
@@ -143,8 +145,17 @@ class _SQLite:
             yield
         except (sqlite3.Error, OSError, ValueError) as error:
             broken = "malformed" in str(error) or "not a database" in str(error)
-            hint = f"delete {self._path}: that loses nothing" if broken else None
+            hint = self._way_out() if broken else None
             raise Unusable(str(error), hint) from error
+
+    def _way_out(self) -> str:
+        """What to do about a file that is no sound database; only one that can be lionwt's may be deleted."""
+        is_ours = self._path == place({**os.environ, "LIONWT_DB": ""})
+        with contextlib.suppress(OSError), open(self._path, "rb") as file:
+            is_ours = is_ours or file.read(len(_MAGIC)) == _MAGIC
+        if is_ours:
+            return f"delete {self._path}: that loses nothing"
+        return "LIONWT_DB names a file that is no database of lionwt's; leave that file, and point it elsewhere"
 
     def version(self, wait: Wait) -> int:
         if not self.query("SELECT 1 FROM sqlite_master WHERE name = 'lionwt_schema'", (), wait):

@@ -360,6 +360,24 @@ def every_verb_works(world: World, repo: Repo, where: str, wrapper: list[str]) -
     return answers
 
 
+@pytest.mark.parametrize("kind", ["lease file", "corrupt", "torn", "torn default"])
+def test_only_what_can_be_lionwt_s_own_database_is_said_to_be_deletable(world: World, repo: Repo, kind: str) -> None:
+    """LIONWT_DB may name any file by mistake, and whoever reads the advice at night follows it."""
+    world.lease("r1", "w1")
+    if kind == "torn default":
+        named = world.lionagi_home / "lionwt.db"
+        named.write_bytes(b"these are no rows\n" * 500)
+    else:
+        lease = world.state("r1") / "workspaces" / "w1.json"
+        named = lease if kind == "lease file" else Path(broken_path(world, kind))
+        world.env["LIONWT_DB"] = str(named)
+    before = named.read_bytes()
+    [warning] = warnings(world.lionwt("lease", "r1", "-w", "w2", "--owner-pid", "none"))
+    assert ("delete" in warning) is kind.startswith("torn"), warning
+    assert ("LIONWT_DB" in warning) is not kind.startswith("torn"), warning
+    assert named.read_bytes() == before
+
+
 KINDS = ["missing_directory", "directory", "corrupt", "torn", "fifo", "read_only", "newer", "foreign"]
 
 
