@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from lionwt import names, repository, trash, worktree
+from lionwt import names, repository, trash, words, worktree
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
 from lionwt.opening import unopen
@@ -135,7 +135,8 @@ def failed(run: Run, error: BaseException, made: Made) -> BaseException:
     message, hint = error.message, error.hint
     if error.code == "git_failed" and repository.is_partial_clone(run.common_dir):
         message += "; this is a partial clone, and lionwt fetches nothing"
-        hint = f"fetch what is missing first: git -C {run.file.checkout.path} fetch --refetch --no-filter"
+        fetch = words.command("git", "-C", run.file.checkout.path, "fetch", "--refetch", "--no-filter")
+        hint = f"fetch what is missing first: {fetch}"
     if left:
         message += f"; what this call had made could not all be undone: {'; '.join(left)}"
         hint = f"clear what is named, then: lionwt reconcile {run.argument}"

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from lionwt import files, git, names, repository, worktree
+from lionwt import files, git, names, repository, words, worktree
 from lionwt.errors import LionwtError
 from lionwt.listing import GITLINK, LIST, Entry, Listing
 from lionwt.records import Identity, LeaseFile, RunFile
@@ -439,5 +439,5 @@ def require_readable_repositories(root: Path, walk: Walk) -> None:
                 "patch_missing",
                 f"{found} in the repository of submodule {git.text(name)} is no file, and git would wait for it; "
                 "the lease and the worktree are as they were",
-                hint=f"remove it, then freeze again: rm {found}",
+                hint=f"remove it, then freeze again: {words.command('rm', found)}",
             )

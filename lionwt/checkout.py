@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from lionwt import git, history, names
+from lionwt import git, history, names, words
 from lionwt.errors import LionwtError
 from lionwt.session import Run
 
@@ -64,20 +64,19 @@ class Checkout:
         if running := history.in_progress(self.git_dir):
             raise blocked(
                 f"{self.root} is in the middle of {' and '.join(running)}",
-                f"finish or abort it (git -C {self.root} status says how), then promote again",
+                f"finish or abort it ({words.command('git', '-C', self.root, 'status')} says how), then promote again",
             )
         head = self.shared().run("symbolic-ref", "--quiet", "HEAD", ok=(0, 1))
         on = git.text(head.out).strip()
+        switch = words.command("git", "-C", self.root, "switch", short)
         if head.code:
-            raise blocked(f"{self.root} has a detached HEAD, not {short!r}", f"git -C {self.root} switch {short}")
+            raise blocked(f"{self.root} has a detached HEAD, not {short!r}", switch)
         if on != target:
-            raise blocked(
-                f"{self.root} is on {names.short_branch(on)!r}, not {short!r}", f"git -C {self.root} switch {short}"
-            )
+            raise blocked(f"{self.root} is on {names.short_branch(on)!r}, not {short!r}", switch)
         if others := self._elsewhere():
             raise blocked(
                 f"{short!r} is checked out in {' and '.join(others)} as well",
-                f"switch to another branch there: git -C {others[0]} switch BRANCH",
+                f"switch to another branch there: {words.command('git', '-C', others[0], 'switch', 'BRANCH')}",
             )
 
     def _elsewhere(self) -> list[str]:

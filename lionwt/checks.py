@@ -184,5 +184,5 @@ def wrote(file: LeaseFile, names_of: Sequence[str], paths: Sequence[str]) -> Lio
         f"the checks of {file.worker_id!r} ({', '.join(names_of)}) changed its worktree: {shown}; "
         "nothing was frozen, and what they wrote was left",
         hint="undo it there, let the checks write elsewhere, then freeze again; "
-        f"see: git -C {file.lease.worktree_path} status",
+        f"see: {words.command('git', '-C', file.lease.worktree_path, 'status')}",
     )

@@ -115,8 +115,11 @@ CODES: Final[dict[str, Code]] = {
 #: What to do about a permission that is missing.
 OWNER: Final = "check who owns it, then run the same command again"
 
-#: A hint that ends in a command says it after a colon.
-_COMMAND: Final = re.compile(r"(?:^|: )((?:lionwt|git|rm) [^;:]+)$")
+#: A hint that ends in a command says it after a colon. Of the command only words that are quoted as a shell wants
+#: them are taken: what a quoted name holds begins no command of its own.
+_COMMAND: Final = re.compile(
+    r"""(?:^|: )((?:lionwt|git|rm)(?: (?:&&|(?:[\w@%+=:,./-]|'[^']*'|"'")+(?<!:)))+)\Z""", re.ASCII
+)
 
 
 class LionwtError(Exception):

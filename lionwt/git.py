@@ -23,7 +23,6 @@ import functools
 import os
 import re
 import select
-import shlex
 import shutil
 import signal
 import subprocess
@@ -31,7 +30,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final, Union
 
-from lionwt import files
+from lionwt import files, words
 from lionwt.errors import OWNER, LionwtError
 from lionwt.values import Value
 
@@ -230,7 +229,7 @@ class Git(Value, frozen=True):
             raise LionwtError(
                 "git_timeout",
                 f"git {_verb(arguments)} waited for {found}, which is no file, and was stopped",
-                hint=f"remove it, then run the same command again: rm {found}",
+                hint=f"remove it, then run the same command again: {words.command('rm', found)}",
             ) from None
 
     def _places(self) -> tuple[str, ...]:
@@ -329,7 +328,7 @@ def failure(arguments: Sequence[Word], result: Result) -> LionwtError:
         hint = (
             "an object of the repository is broken or missing (after a loss of power the last ones may be): move the "
             "file that is named away, or fetch the object from a clone, then run the same command again; "
-            f"what is broken says: git -C {shlex.quote(result.places[1] if result.places[1:] else '.')} fsck"
+            f"what is broken says: {words.command('git', '-C', result.places[1] if result.places[1:] else '.', 'fsck')}"
         )
     return LionwtError(
         code,

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from lionwt import store, worktree
+from lionwt import store, words, worktree
 from lionwt.checkout import Checkout, blocked
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
@@ -123,7 +123,7 @@ def take(checkout: Checkout, state_path: Path) -> IndexLock:
             if time.monotonic() >= deadline:
                 raise blocked(
                     f"{lock.path} is there: a git works in the checkout, or one died in it",
-                    f"wait for it; if no git runs there, remove that file: rm {lock.path}",
+                    f"wait for it; if no git runs there, remove that file: {words.command('rm', lock.path)}",
                 )
             time.sleep(0.05)
         point("promote.index_linked")
@@ -185,7 +185,7 @@ def _drop_abandoned(root: Path, git_dir: Path) -> bool:
     if (intent.get("landing") or {}).get("index_lock") == stamp.inode:
         raise blocked(
             f"a landing of {owner.stem!r} was interrupted and its index lock is still in {root}",
-            f"finish it first: lionwt reconcile {owner.parent.parent}",
+            f"finish it first: {words.command('lionwt', 'reconcile', owner.parent.parent)}",
         )
     IndexLock(root, git_dir, stamp.inode, git_dir / stamp.copy).give_back()
     return True

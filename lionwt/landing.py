@@ -191,7 +191,7 @@ def landed(run: Run, file: LeaseFile, landing: Landing, left: Sequence[str], rev
         code = "checkout_behind"
         kept = words.count(len(left), "file of the checkout holds", "files of the checkout hold")
         message = f"landed, but {kept} something else and stayed as found: {words.some(left)}"
-        hint = f"look at them: git -C {run.file.checkout.path} status"
+        hint = f"look at them: {words.command('git', '-C', run.file.checkout.path, 'status')}"
         file = file.noting(code, message)
     outcome = Outcome(
         status="promoted", policy="merge_validated", landing=landing, code=code, message=message, hint=hint

@@ -11,12 +11,11 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shlex
 import stat
 from pathlib import Path
 from typing import Final
 
-from lionwt import git, trees
+from lionwt import git, trees, words
 
 _MOUNTINFO: Final = Path("/proc/self/mountinfo")
 
@@ -37,7 +36,8 @@ def refusal(path: Path) -> str | None:
     found = below(path)
     if not found:
         return None
-    return f"{found[0]} is a mount point, so {path} was left as it is; detach it first: umount {shlex.quote(found[0])}"
+    detach = words.command("umount", found[0])
+    return f"{found[0]} is a mount point, so {path} was left as it is; detach it first: {detach}"
 
 
 def remove_tree(path: Path, identity: tuple[int, int] | None = None, *, unlock: bool = False) -> None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import stat
 import unicodedata
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import cast
 
+from lionwt import words
 from lionwt.errors import LionwtError
 from lionwt.values import Value
 
@@ -130,7 +130,7 @@ class RunPaths(Value, frozen=True):
         """The RUN argument that leads here from a shell: the id where that is enough, else the path."""
         if self.state_root == Path(os.path.realpath(lionagi_home(environ) / "runs" / self.run_id)):
             return self.run_id
-        return shlex.quote(str(self.state_root))
+        return words.command(self.state_root)
 
     @property
     def workspaces(self) -> Path:

@@ -8,7 +8,6 @@ way nothing is changed (design section 7, promote 5).
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -127,11 +126,9 @@ def _in_the_way(checkout: Checkout, in_way: Mapping[bytes, str], hidden: _Hidden
     """The error that names what is in the way, and how it is put aside."""
     shown = [f"{git.text(path)!r} ({why})" for path, why in sorted(in_way.items())]
     count = words.count(len(in_way), "file of yours is", "files of yours are")
-    paths = " ".join(shlex.quote(git.text(path)) for path in sorted(in_way))
     if any(hidden):
-        update = f"git -C {shlex.quote(str(checkout.root))} update-index"
         undone = [
-            f"{update} --no-{flag} -- {' '.join(shlex.quote(git.text(path)) for path in paths)}"
+            words.command("git", "-C", checkout.root, "update-index", f"--no-{flag}", "--", *map(git.text, paths))
             for flag, paths in zip(("assume-unchanged", "skip-worktree"), hidden, strict=True)
             if paths
         ]
@@ -139,7 +136,9 @@ def _in_the_way(checkout: Checkout, in_way: Mapping[bytes, str], hidden: _Hidden
     elif "not tracked" in in_way.values() or len(in_way) > _SHOWN:
         hint = "commit, stash (git stash push --all) or move away what is named, then promote again"
     else:
-        hint = f"commit what is named, or put it aside: git -C {checkout.root} stash push -- {paths}"
+        paths = [git.text(path) for path in sorted(in_way)]
+        aside = words.command("git", "-C", checkout.root, "stash", "push", "--", *paths)
+        hint = f"commit what is named, or put it aside: {aside}"
     return blocked(f"{count} in the way in {checkout.root}: {words.some(shown, _SHOWN)}", hint)
 
 

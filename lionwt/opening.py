@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from lionwt import git, locks, mounts, names, repository, snapshot, worktree
+from lionwt import git, locks, mounts, names, repository, snapshot, words, worktree
 from lionwt.command import running
 from lionwt.errors import LionwtError
 from lionwt.faults import point
@@ -207,7 +207,7 @@ def _refuse_nested(paths: names.RunPaths, found: repository.Repository) -> None:
         raise LionwtError(
             "path_unsafe",
             f"{found.checkout} is a worker's worktree, which goes when its lease ends; nothing was made",
-            hint=f"name the operator's checkout: --repo {found.main_worktree}",
+            hint=f"name the operator's checkout: {words.command('--repo', found.main_worktree)}",
         )
     for place in (found.checkout, found.main_worktree, found.common_dir):
         if place.is_relative_to(paths.state_root):

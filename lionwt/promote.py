@@ -335,8 +335,12 @@ def _decide(run: Run, file: LeaseFile, lock_fd: int, tested: Tested) -> LeaseFil
                 "merge_conflict",
                 f"worker {file.worker_id!r} conflicts with {names.short_branch(run.file.target)!r} in "
                 f"{words.some(conflict.paths)}; nothing was landed and the checkout was not touched",
-                hint=f"merge it by hand: git -C {run.file.checkout.path} apply --3way "
-                f"{run.paths.evidence(file.worker_id) / 'candidate.patch'}",
+                hint="merge it by hand: "
+                + words.command(
+                    "git",
+                    *("-C", run.file.checkout.path, "apply", "--3way"),
+                    run.paths.evidence(file.worker_id) / "candidate.patch",
+                ),
             )
         file = _require_checked(run, file, expected, tree, tested)
         return landing.land(run, file, expected, tree, lock_fd)

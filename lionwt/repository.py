@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lionwt import files, git, names
+from lionwt import files, git, names, words
 from lionwt.errors import LionwtError
 from lionwt.records import RunFile
 from lionwt.values import Value
@@ -59,7 +59,7 @@ def discover(start: Path) -> Repository:
             "repository_unsafe",
             f"git takes {checkout} for the worktree of {git_dir}, but it is not "
             "(core.worktree in the shared configuration?); nothing was made",
-            hint=f"look at: git config --file {common_dir / 'config'} core.worktree",
+            hint=f"look at: {words.command('git', 'config', '--file', common_dir / 'config', 'core.worktree')}",
         )
     main_worktree = _main_worktree(checkout, git_dir, common_dir)
     if git_dir != common_dir and _is_bare(common_dir):
@@ -359,7 +359,7 @@ def _unsafe(common: Path, setting: str) -> LionwtError:
         "repository_unsafe",
         f"{setting} in {common / 'config'} breaks the checkout of that repository (a git init in a linked worktree "
         "sets it, or a worker did); nothing was changed",
-        hint=f"remove it with: git config --file {common / 'config'} --unset-all {setting}",
+        hint="remove it with: " + words.command("git", "config", "--file", common / "config", "--unset-all", setting),
     )
 
 

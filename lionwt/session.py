@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from lionwt import git, locks, mounts, names, repository
+from lionwt import git, locks, mounts, names, repository, words
 from lionwt.errors import LionwtError
 from lionwt.records import LeaseFile, RunFile
 from lionwt.store import Store
@@ -63,8 +62,8 @@ class Run(Value, frozen=True):
 
     def freeze_command(self, file: LeaseFile) -> str:
         """What to type when a worker has done its job, with every validation that the run declares."""
-        declared = [f"--validation {shlex.quote(name)}=pass" for name in file.required_validations]
-        return " ".join(["lionwt freeze", self.argument, file.worker_id, "--succeeded", *declared])
+        declared = [word for name in file.required_validations for word in ("--validation", f"{name}=pass")]
+        return f"lionwt freeze {self.argument} {words.command(file.worker_id, '--succeeded', *declared)}"
 
     @contextlib.contextmanager
     def locked(self, worker_id: str, wait: float = locks.DEFAULT_WAIT) -> Iterator[LeaseFile]:

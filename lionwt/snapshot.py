@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lionwt import files, git, mounts, store
+from lionwt import files, git, mounts, store, words
 from lionwt.errors import LionwtError
 from lionwt.repository import Repository
 from lionwt.values import Value
@@ -147,7 +147,8 @@ def require_filters_outside(settings: Settings, common_dir: Path, base: str) -> 
                 "filter_untrusted",
                 f"the filter {driver!r} ({setting}) runs {inside!r} from the worktree, where a worker can change it; "
                 "nothing was made",
-                hint=f"make the path absolute, outside of the repository: git config filter.{driver}.{setting} ...",
+                hint="make the path absolute, outside of the repository: "
+                + words.command("git", "config", f"filter.{driver}.{setting}", "..."),
             )
 
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from lionwt import git
+from lionwt import git, words
 from lionwt.errors import LionwtError
 from lionwt.values import State
 
@@ -121,7 +121,7 @@ def require_readable_rules(root: Path, walk: Walk) -> None:
                 "patch_missing",
                 f"{git.text(name)} is a {kind}, from which git would read its rules; "
                 "the lease and the worktree are as they were",
-                hint=f"remove it, then freeze again: rm {root / git.text(name)}",
+                hint=f"remove it, then freeze again: {words.command('rm', root / git.text(name))}",
             )
 
 

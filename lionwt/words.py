@@ -1,7 +1,9 @@
-"""Words that are put together the same way everywhere: counts, and lists that have an end."""
+"""Words that are put together the same way everywhere: counts, lists that have an end, commands to type."""
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterable
 from typing import Final
 
@@ -12,6 +14,11 @@ FEW: Final = 8
 def count(number: int, what: str, several: str | None = None) -> str:
     """``1 file``, ``2 files``; ``several`` where the plural is not made with an s."""
     return f"{number} {what if number == 1 else several or what + 's'}"
+
+
+def command(*words: str | os.PathLike[str]) -> str:
+    """A command as one types it into a shell: a path or a branch in it may be whatever a worker made of it."""
+    return shlex.join(os.fspath(word) for word in words)
 
 
 def did_you_mean(given: str, known: Iterable[str], what: str) -> str:

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lionwt import files, git, mounts, names, repository, store
+from lionwt import files, git, mounts, names, repository, store, words
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
 from lionwt.records import Identity, LeaseFile, RunFile
@@ -240,7 +239,7 @@ def admin_with_nonce(common_dir: Path, nonce: str, path: Path) -> Path | None:
         "worktree_moved",
         f"the registration {named} carries the nonce of the lease of {path}, but is not certainly its own; "
         "all of them were left as they are",
-        hint=f"if it is yours, unlock it (rm {shlex.quote(str(named / 'locked'))}), then run the same command again",
+        hint=f"if it is yours, unlock it ({words.command('rm', named / 'locked')}), then run the same command again",
     )
 
 
@@ -291,15 +290,16 @@ def require_identity(file: LeaseFile, *, registered: bool = True) -> Identity:
     admin = Path(identity.admin_dir)
     is_registered = os.path.lexists(admin)
     if is_registered and read_nonce(admin) != identity.nonce:
-        at, place = f"git -C {shlex.quote(str(admin.parent.parent))} worktree", shlex.quote(str(path))
-        unlock = f"{at} unlock {place} && " if os.path.lexists(admin / "locked") else ""
+        unlock = words.command("git", "-C", admin.parent.parent, "worktree", "unlock", path)
+        lock = _lock_command(identity, path)
+        again = f"{unlock} && {lock}" if os.path.lexists(admin / "locked") else lock
         raise LionwtError(
             "worktree_moved",
             f"the registration {admin} no longer carries the lease of {worker_id!r}; nothing was changed",
             hint=f"{f'its files are still in {path}; ' if is_there else ''}if that is its worktree, "
-            f'give the lock back: {unlock}{at} lock --reason "{lock_reason(identity.nonce)}" {place}',
+            f"give the lock back: {again}",
         )
-    end = f"lionwt reconcile {shlex.quote(str(file.lease.state_path.parent.parent))} --takeover"
+    end = words.command("lionwt", "reconcile", file.lease.state_path.parent.parent, "--takeover")
     if not is_there:
         raise LionwtError(
             "worktree_moved",
@@ -401,8 +401,14 @@ def _foreign_registration(path: Path, identity: Identity) -> str | None:
         return None
     return (
         f"the registration {admin} does not carry this lease; it was left as it is; if it is that worktree's, "
-        f'give the lock back: git worktree lock --reason "{lock_reason(identity.nonce)}" {shlex.quote(str(path))}'
+        f"give the lock back: {_lock_command(identity, path)}"
     )
+
+
+def _lock_command(identity: Identity, path: Path) -> str:
+    """What gives a registration the lock back by which it is the lease's."""
+    common_dir = Path(identity.admin_dir).parent.parent
+    return words.command("git", "-C", common_dir, "worktree", "lock", "--reason", lock_reason(identity.nonce), path)
 
 
 def _retire(run: RunFile, file: LeaseFile, errors: list[str]) -> bool:

@@ -290,6 +290,22 @@ class World:
                 child.kill()
             child.communicate()
 
+    def typed(self, command: str, *, check: bool = True) -> subprocess.CompletedProcess[bytes]:
+        """Type what a hint says into a shell, as the operator, in a directory of its own that must stay empty."""
+        where = self.root / "shell"
+        where.mkdir(exist_ok=True)
+        done = subprocess.run(
+            ["sh", "-c", os.fsencode(command)],
+            cwd=where,
+            env=self.environment({"PATH": f"{Path(LIONWT).parent}:{self.env['PATH']}"}),
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert list(where.iterdir()) == [], command
+        assert not check or done.returncode == 0, (command, done)
+        return done
+
     def environment(self, extra: dict[str, str | None] | None = None) -> dict[str, str]:
         merged: dict[str, str | None] = {**self.env, **(extra or {})}
         return {key: value for key, value in merged.items() if value is not None}

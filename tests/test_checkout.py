@@ -782,3 +782,32 @@ def test_an_index_lock_from_before_the_intent_goes_with_whatever_ending_comes(
     world.lionwt(*arguments)
     assert world.record("r1", "w1")["status"] in ("discarded", "needs_resolution")
     assert world.leftovers("r1", repo) == []
+
+
+def test_what_to_type_works_in_a_repository_below_a_directory_with_a_space_and_a_quote(world: World) -> None:
+    """Design 5: an error says what to type next, and that can be typed."""
+    world.lionagi_home = world.root / "the lion's home"
+    world.env["LIONAGI_HOME"] = str(world.lionagi_home)
+    repo = world.repo("it's a place/the repo")
+    world.frozen("r1", {"w1": {"f2.txt": "worker\n"}, "w2": {"f2.txt": "other\n"}}, cwd=repo.path)
+
+    def told(worker: str, code: str) -> None:
+        answer = world.promote("r1", worker, cwd=repo.path)
+        assert (answer.code, answer.error) == (4, code), answer
+        for command in answer.json["next"]:
+            world.typed(command, check=code != "merge_conflict")  # git apply --3way says with its status: conflicts
+        assert len(answer.json["next"]) == 1
+
+    repo.git("switch", "-q", "main")
+    told("w1", "checkout_blocked")
+    repo.git("switch", "-q", "--detach")
+    told("w1", "checkout_blocked")
+    assert repo.git("symbolic-ref", "HEAD") == "refs/heads/work"
+    repo.write("f2.txt", "the operator's\n")
+    told("w1", "checkout_blocked")
+    repo.write(".git/index.lock", "held")
+    told("w1", "checkout_blocked")
+    assert world.promote("r1", "w1", cwd=repo.path).code == 0
+    assert repo.git("stash", "list").count("stash@") == 1
+    told("w2", "merge_conflict")
+    assert "<<<<<<< " in (repo.path / "f2.txt").read_text()

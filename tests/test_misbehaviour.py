@@ -433,7 +433,7 @@ def test_an_unlocked_registration_is_refused_and_the_way_back_is_named(world: Wo
     assert (answer.code, answer.error) == (7, "worktree_moved")
     hint = answer.json["error"]["hint"]
     nonce = world.lease_file("r1", "w1")["identity"]["nonce"]
-    assert f'git worktree lock --reason "lionwt {nonce}" ' in hint
+    assert f"worktree lock --reason 'lionwt {nonce}' " in hint
     repo.git("worktree", "lock", "--reason", f"lionwt {nonce}", worker.path)
     frozen(world)
 

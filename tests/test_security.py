@@ -559,3 +559,21 @@ def test_a_relative_entry_of_path_never_leads_into_the_worktree(world: World, re
     assert world.freeze("r1", "w1").code == 0
     assert world.promote("r1").code == 0
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", ["$(touch pwned)", " -rf ", "x: rm -rf kept", "it's;touch pwned;'", '"`touch pwned`'])
+def test_shell_code_in_the_name_of_a_worker_s_directory_is_only_a_name_in_what_to_type(
+    world: World, repo: Repo, name: str
+) -> None:
+    """What the operator is told to type does what it says, whatever a worker calls its files."""
+    worker = world.lease("r1", "w1")["w1"]
+    worker.write("kept", "kept\n")
+    pipe = worker.path / name / ".gitignore"
+    pipe.parent.mkdir()
+    os.mkfifo(pipe)
+    answer = world.freeze("r1", "w1")
+    assert answer.error == "patch_missing", answer
+    [command] = answer.json["next"]
+    world.typed(command)
+    assert not pipe.exists() and (worker.path / "kept").exists()
+    assert world.freeze("r1", "w1").code == 0

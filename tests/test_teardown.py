@@ -475,7 +475,7 @@ def test_a_worktree_whose_lock_was_taken_away_stays_whole_until_it_is_given_back
     nonce = world.lease_file("r1", "w1")["identity"]["nonce"]
     repo.git("worktree", "unlock", leased["w1"].path)
     errors = torn_down_in_part(world, world.promote("r1"), worktree=False, branch=False)
-    assert f'git worktree lock --reason "lionwt {nonce}" {leased["w1"].path}' in errors[0]
+    assert f"worktree lock --reason 'lionwt {nonce}' {leased['w1'].path}" in errors[0]
     assert (leased["w1"].path / "new.txt").exists() and leased["w1"].status() != ""
     repo.git("worktree", "lock", "--reason", f"lionwt {nonce}", leased["w1"].path)
     assert world.lionwt("reconcile", "r1").code == 0
