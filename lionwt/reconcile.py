@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -191,36 +190,66 @@ def _refs(run: Run) -> dict[str, repository.Branch]:
 
 
 def find_orphans(run: Run, named: set[str], refs: dict[str, repository.Branch] | None = None) -> list[Finding]:
-    """Worktrees, branches and anchors of the run that no lease file speaks of: named, never touched."""
-    return list(_orphans(run, named, _refs(run) if refs is None else refs))
+    """Worktrees, registrations, branches and anchors of the run that no lease file speaks of: named, never touched."""
+    left = _unnamed(run, named, _refs(run) if refs is None else refs)
+    return [_orphan(run, worker_id, left[worker_id]) for worker_id in sorted(left)]
 
 
-def _orphans(run: Run, named: set[str], refs: dict[str, repository.Branch]) -> Iterator[Finding]:
-    run_id = run.file.run_id
-    at = f"git -C {shlex.quote(str(run.main_worktree))}"
-    for full in sorted(refs):
-        is_branch = full.startswith(names.HEADS)
-        worker_id = full.split("/")[4 if is_branch else 3]
+class Left(Value, frozen=True):
+    """One thing that no lease file speaks of, and the command that removes it."""
+
+    what: str
+    removal: str
+
+
+def _unnamed(run: Run, named: set[str], refs: dict[str, repository.Branch]) -> dict[str, list[Left]]:
+    """What there is of workers that are not ``named``, in the order in which it can be removed.
+
+    Worktrees come first, the inner before the outer: a branch that is
+    registered as checked out cannot be deleted, whether or not the worktree is
+    there. Everything is a file or was read already: no git process is started.
+    """
+    git = ("git", "-C", run.main_worktree)
+    directory = names.worktree_path(run.main_worktree, run.file.run_id, "x").parent
+    left: dict[str, list[Left]] = {}
+
+    def found(worker_id: str, what: object, *removal: str | Path) -> None:
         if worker_id not in named:
-            removal = f"{at} branch -D {names.short_branch(full)}" if is_branch else f"{at} update-ref -d {full}"
-            yield _orphan(full, worker_id, removal, f"look at it first: {at} log {full}")
-    directory = names.worktree_path(run.main_worktree, run_id, "x").parent
+            left.setdefault(worker_id, []).append(Left(str(what), words.command(*removal)))
+
+    known = sorted(worktree.registered(run.common_dir), reverse=True)
+    for path, admin in known:
+        if directory in path.parents:
+            worker_id = path.relative_to(directory).parts[0]
+            if os.path.lexists(path) and (path.is_symlink() or repository.git_dir_of(path) != admin):
+                found(worker_id, path, "rm", "-r", path)  # git removes no directory that is not its own
+            found(worker_id, path, *git, "worktree", "remove", "-f", "-f", path)
+    registered = {path for path, _ in known}
     with contextlib.suppress(OSError):
         for entry in sorted(os.listdir(directory)):
-            if entry not in named:
-                path = shlex.quote(str(directory / entry))
-                is_worktree = os.path.lexists(directory / entry / ".git")
-                removal = f"{at} worktree remove -f -f {path}" if is_worktree else f"rm -r {path}"
-                yield _orphan(str(directory / entry), entry, removal, "look into it first")
+            if directory / entry not in registered:
+                found(entry, directory / entry, "rm", "-r", directory / entry)
+    for full in sorted(refs):
+        if full.startswith(names.HEADS):
+            found(full.split("/")[4], full, *git, "branch", "-D", names.short_branch(full))
+        else:
+            found(full.split("/")[3], full, *git, "update-ref", "-d", full)
+    return left
 
 
-def _orphan(what: str, worker_id: str, removal: str, look: str) -> Finding:
+def _orphan(run: Run, worker_id: str, left: list[Left]) -> Finding:
     """The removal never ends the hint: what ends it is what a program may type next."""
+    things = list(dict.fromkeys(entry.what for entry in left))
+    ref = next((thing for thing in things if thing.startswith("refs/")), None)
+    look = "look into it first"
+    if ref is not None:
+        look = f"look at it first: {words.command('git', '-C', run.main_worktree, 'log', ref, '--')}"
     return Finding(
         "orphan",
-        f"{what} has no lease file, so nobody can tell whether its work is wanted; it was kept",
+        f"worker {worker_id!r} has no lease file, but there is {words.some(things)}, "
+        "and nobody can tell whether its work is wanted; it was kept",
         worker_id,
-        f"if nobody wants it, {removal} removes it; {look}",
+        f"if nobody wants it, {' && '.join(entry.removal for entry in left)} removes it; {look}",
     )
 
 

@@ -13,6 +13,7 @@ prune`` is never called, it removes what others are making.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -223,6 +224,14 @@ def registrations(common_dir: Path) -> Iterator[Path]:
         yield common_dir / "worktrees" / entry
 
 
+def registered(common_dir: Path) -> Iterator[tuple[Path, Path]]:
+    """Every linked worktree that git knows of, there or not, with its admin directory: a read of files alone."""
+    for admin in registrations(common_dir):
+        with contextlib.suppress(OSError):
+            if (named := _named_by(admin)) and "\0" not in named:
+                yield Path(named).parent, admin
+
+
 def admin_with_nonce(common_dir: Path, nonce: str, path: Path) -> Path | None:
     """The registration of ``path`` that carries ``nonce``; raises ``worktree_moved`` where that is not certain.
 
@@ -245,14 +254,20 @@ def admin_with_nonce(common_dir: Path, nonce: str, path: Path) -> Path | None:
 
 def _leads_to(admin: Path, path: Path) -> bool:
     try:
-        named = git.text(files.read_small(admin / "gitdir").rstrip(b"\n"))
+        named = _named_by(admin)
     except FileNotFoundError:
-        named = ""
+        named = None
     except OSError:
         return False
     if not named:  # git was killed before it wrote it; then it wrote nothing into the worktree either
         return not os.path.lexists(path) or (path.is_dir() and not path.is_symlink() and not os.listdir(path))
-    return os.path.normpath(admin / named) == str(path / ".git")
+    return named == str(path / ".git")
+
+
+def _named_by(admin: Path) -> str | None:
+    """The ``.git`` of a worktree that a registration names; None where it is empty."""
+    named = git.text(files.read_small(admin / "gitdir").rstrip(b"\n"))
+    return os.path.normpath(admin / named) if named else None
 
 
 def was_made_for(path: Path, admin: Path) -> bool:

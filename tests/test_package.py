@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -80,6 +81,7 @@ ONLY_IN = {
     "sqlite3": {"database"},
     "psycopg": {"database", "postgresql"},
     "subprocess": {"git", "checks", "lionagi.leases"},
+    "shlex": {"lionagi.leases", "words"},
     "asyncio": {"coordinator", "lionagi.hosts", "lionagi.leases", "turn"},
 }
 #: What starts a process without subprocess.
@@ -303,3 +305,14 @@ def test_every_module_says_what_it_guarantees() -> None:
     """House style: a module's docstring says what it guarantees."""
     for name, tree in modules().items():
         assert ast.get_docstring(tree), name
+
+
+def test_a_command_to_type_is_quoted_by_the_one_helper() -> None:
+    """What a worker, or the operator's own directory, is called must not become words of a command."""
+    begun = re.compile(r"(?:\bgit (?:-|config |worktree |branch |switch )|(?:^|[ (])(?:rm|mv|umount|cd) )[^;:]*$")
+    for name, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                for before, after in pairwise(node.values):
+                    if isinstance(before, ast.Constant) and isinstance(after, ast.FormattedValue):
+                        assert not begun.search(str(before.value)), f"{name}:{node.lineno}: {ast.unparse(node)}"

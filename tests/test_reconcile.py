@@ -716,23 +716,44 @@ def test_status_says_what_blocks_each_lease_and_what_to_type(world: World, repo:
     assert all(word in text for word in ("allocated", "running", "frozen", "→ lionwt start r1 a"))
 
 
-def test_the_number_of_git_processes_does_not_grow_with_the_leases(world: World, repo: Repo) -> None:
-    """Design section 8: decides with a number of git processes that does not grow with the number of leases."""
+def gits_of_reconcile(world: World) -> tuple[Answer, int]:
+    """What reconcile answers, and how many git processes it started."""
     counted = world.root / "git.log"
     wrapper = world.root / "bin" / "git"
-    wrapper.parent.mkdir()
+    wrapper.parent.mkdir(exist_ok=True)
     wrapper.write_text(f'#!/bin/sh\necho . >>{counted}\nexec {shutil.which("git")} "$@"\n')
     wrapper.chmod(0o755)
+    counted.write_text("")
+    answer = world.lionwt("reconcile", "r1", "--json", env={"PATH": f"{wrapper.parent}:{world.env['PATH']}"})
+    return answer, len(counted.read_text().splitlines())
+
+
+def test_the_number_of_git_processes_does_not_grow_with_the_orphans(world: World, repo: Repo) -> None:
+    """Design section 8: registrations are files, which are read; no git is asked about each."""
+    counts = []
+    for workers in (["a"], ["b", "c", "d", "e", "f"]):
+        for worker in world.lease("r1", *workers).values():
+            shutil.rmtree(worker.path)
+        for worker_id in workers:
+            os.unlink(world.state("r1") / "workspaces" / f"{worker_id}.json")
+        answer, count = gits_of_reconcile(world)
+        assert answer.code == 4, answer
+        counts.append((count, len(answer.json["findings"])))
+    assert [found for _, found in counts] == [1, 6]
+    assert counts[0][0] == counts[1][0] <= 2
+
+
+def test_the_number_of_git_processes_does_not_grow_with_the_leases(world: World, repo: Repo) -> None:
+    """Design section 8: decides with a number of git processes that does not grow with the number of leases."""
     counts = []
     for workers in (["a"], ["b", "c", "d", "e", "f"]):
         world.lease("r1", *workers, policy="patch_only")
         for worker in workers:
             assert world.freeze("r1", worker, "--failed").code == 0
         assert world.promote("r1").code == 0
-        counted.write_text("")
-        answer = world.lionwt("reconcile", "r1", "--json", env={"PATH": f"{wrapper.parent}:{world.env['PATH']}"})
+        answer, count = gits_of_reconcile(world)
         assert answer.code == 0, answer
-        counts.append(len(counted.read_text().splitlines()))
+        counts.append(count)
     assert counts[0] == counts[1] <= 2
 
 
@@ -1004,3 +1025,123 @@ def test_a_dry_run_tells_the_steps_and_why_they_would_be_refused(world: World, r
     answer = world.lionwt("reconcile", "r1", "--dry-run", "--json")
     assert answer.code == 7 and [step["worker_id"] for step in answer.json["steps"]] == ["w1"], answer
     assert {finding["code"] for finding in answer.json["findings"]} == {"owner_alive", "state_unreadable"}
+
+
+# Orphans: what no lease file speaks of
+
+
+def orphans(answer: Answer) -> list[dict[str, str]]:
+    return [finding for finding in answer.json["findings"] if finding["code"] == "orphan"]
+
+
+def remove_as_told(world: World, finding: dict[str, str]) -> None:
+    """Type what an orphan's hint says: the look first, then the removal."""
+    removal, _, look = finding["hint"].removeprefix("if nobody wants it, ").partition(" removes it; ")
+    if look.startswith("look at it first: "):
+        world.typed(look.removeprefix("look at it first: "))
+    world.typed(removal)
+
+
+ONLY_THE_FILE = "its lease file"
+LOST: dict[str, tuple[str, ...]] = {
+    ONLY_THE_FILE: (),
+    "its directory": ("directory",),
+    "all directories": ("directories",),
+    "its directory and its branch": ("directory", "branch"),
+    "all but its registration": ("directory", "branch", "anchors"),
+    "its registration": ("registration",),
+    "the link to its registration": ("link",),
+    "its registration and its branch": ("registration", "branch"),
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_what_an_orphan_left_is_found_and_goes_by_what_the_hint_says(world: World, lost: str) -> None:
+    """Design section 8, row 2: named whatever is left of it, and one command removes it, in an order that works."""
+    repo = world.repo("it's a place/repo")
+    worker = world.frozen("r1", {"w1": {"new.txt": "new\n"}}, cwd=repo.path)["w1"]
+    admin = Path(world.lease_file("r1", "w1")["identity"]["admin_dir"])
+    for part in LOST[lost]:
+        if part == "directory":
+            shutil.rmtree(worker.path)
+        elif part == "directories":
+            shutil.rmtree(repo.path / ".worktrees")
+        elif part == "branch":
+            repo.git("update-ref", "-d", "refs/heads/lionagi/r1/w1")
+        elif part == "anchors":
+            for name in ("candidate", "head"):
+                repo.git("update-ref", "-d", f"refs/lionwt/r1/w1/{name}")
+        elif part == "registration":
+            shutil.rmtree(admin)
+        else:
+            (worker.path / ".git").write_text("gitdir: /nowhere\n")
+    os.unlink(world.state("r1") / "workspaces" / "w1.json")
+    before = repo.refs(), os.listdir(worker.path) if worker.path.exists() else None
+    answer = reconcile(world)
+    assert answer.code == 4, answer
+    [finding] = orphans(answer)
+    assert finding["worker_id"] == "w1"
+    assert (repo.refs(), os.listdir(worker.path) if worker.path.exists() else None) == before
+    remove_as_told(world, finding)
+    assert repo.git("for-each-ref", "refs/heads/lionagi", "refs/lionwt") == ""
+    assert not worker.path.exists() and not admin.exists()
+    answer = reconcile(world)
+    assert answer.code == 0 and not answer.json["findings"], answer
+
+
+def test_a_worktree_inside_an_orphan_goes_before_it(world: World, repo: Repo) -> None:
+    """What a worker registered inside its worktree keeps no branch of its own, and is not forgotten."""
+    worker = world.lease("r1", "w1")["w1"]
+    worker.git("worktree", "add", "-q", "--detach", "inner")
+    os.unlink(world.state("r1") / "workspaces" / "w1.json")
+    [finding] = orphans(reconcile(world))
+    remove_as_told(world, finding)
+    assert repo.git("worktree", "list", "--porcelain").count("worktree ") == 1
+    assert reconcile(world).code == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["$(touch${IFS}pwned)", "a;touch${IFS}pwned", "`touch${IFS}pwned`", "it's&touch|pwned"]
+)
+def test_shell_code_in_the_name_of_a_branch_is_only_a_name_in_what_to_type(world: World, repo: Repo, name: str) -> None:
+    """A worker names branches as it likes; the operator types what lionwt says."""
+    world.lease("r1", "w1")
+    repo.git("update-ref", f"refs/heads/lionagi/r1/{name}", "work")
+    answer = reconcile(world)
+    [finding] = orphans(answer)
+    assert len(answer.json["next"]) == 1, answer
+    world.typed(answer.json["next"][0])
+    remove_as_told(world, finding)
+    assert repo.git("for-each-ref", "refs/heads/lionagi") == ""
+    assert reconcile(world).json["findings"] == []
+
+
+@pytest.mark.parametrize("name", ["$(touch pwned)", " -rf ", "x: rm -rf kept; git", "-rf", "a\nb"])
+def test_shell_code_in_the_name_of_a_directory_is_only_a_name_in_what_to_type(
+    world: World, repo: Repo, name: str
+) -> None:
+    """A directory that lies among a run's worktrees may have any name."""
+    worker = world.lease("r1", "w1")["w1"]
+    (worker.path.parent / name / "sub").mkdir(parents=True)
+    assert world.freeze("r1", "w1", "--failed").code == 0
+    answer = reconcile(world)
+    [finding] = orphans(answer)
+    assert answer.json["next"] == []
+    remove_as_told(world, finding)
+    assert os.listdir(repo.path / ".worktrees" / "lionagi" / "r1") == []
+
+
+def test_a_lease_whose_path_is_still_registered_is_refused_before_anything_is_made(world: World, repo: Repo) -> None:
+    """Design section 4: git would refuse it once the lease is written, and the id would be burnt."""
+    worker = world.lease("r1", "w1")["w1"]
+    shutil.rmtree(worker.path)
+    repo.git("update-ref", "-d", "refs/heads/lionagi/r1/w1")
+    os.unlink(world.state("r1") / "workspaces" / "w1.json")
+    before, state = repo.snapshot(), files_of(world)
+    words = ("lease", "r1", "-w", "w0", "-w", "w1", "--owner-pid", "none", "--json")
+    answer = world.lionwt(*words)
+    assert (answer.code, answer.error) == (3, "name_taken"), answer
+    assert (repo.snapshot(), files_of(world)) == (before, state)
+    [command] = answer.json["next"]
+    world.typed(command)
+    assert world.lionwt(*words).code == 0
