@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from lionwt import names, repository, trash, words, worktree
+from lionwt import names, registration, repository, trash, words, worktree
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
 from lionwt.opening import unopen
@@ -195,7 +195,7 @@ def undo_allocation(run: Run, file: LeaseFile) -> tuple[LeaseFile, worktree.Remo
     """
     nonce = nonce_of(file)
     path = file.lease.worktree_path
-    admin = worktree.admin_with_nonce(run.common_dir, nonce, path)
+    admin = registration.admin_with_nonce(run.common_dir, nonce, path)
     run.paths.saved_index(file.worker_id).unlink(missing_ok=True)
     branch = names.HEADS + file.lease.branch_name
     identity = None
@@ -204,7 +204,7 @@ def undo_allocation(run: Run, file: LeaseFile) -> tuple[LeaseFile, worktree.Remo
         identity = Identity(device=0, inode=0, admin_dir=str(admin), nonce=nonce)
         with contextlib.suppress(OSError):
             seen = os.lstat(path)
-            if worktree.was_made_for(path, admin):
+            if registration.was_made_for(path, admin):
                 identity = Identity(device=seen.st_dev, inode=seen.st_ino, admin_dir=str(admin), nonce=nonce)
     else:
         worktree.drop_set_aside(run.common_dir, nonce)

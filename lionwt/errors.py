@@ -118,7 +118,7 @@ OWNER: Final = "check who owns it, then run the same command again"
 #: A hint that ends in a command says it after a colon. Of the command only words that are quoted as a shell wants
 #: them are taken: what a quoted name holds begins no command of its own.
 _COMMAND: Final = re.compile(
-    r"""(?:^|: )((?:lionwt|git|rm)(?: (?:&&|(?:[\w@%+=:,./-]|'[^']*'|"'")+(?<!:)))+)\Z""", re.ASCII
+    r"""(?:^|: )((?:lionwt|git|rm|mkdir)(?: (?:&&|(?:[\w@%+=:,./-]|'[^']*'|"'")+(?<!:)))+)\Z""", re.ASCII
 )
 
 

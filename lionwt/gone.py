@@ -16,7 +16,19 @@ import os
 from pathlib import Path
 from typing import Final
 
-from lionwt import freeze, git, history, landing, names, processes, repository, submodules, teardown, worktree
+from lionwt import (
+    freeze,
+    git,
+    history,
+    landing,
+    names,
+    processes,
+    registration,
+    repository,
+    submodules,
+    teardown,
+    worktree,
+)
 from lionwt.errors import LionwtError
 from lionwt.faults import point
 from lionwt.records import Evidence, LeaseFile, Outcome
@@ -74,7 +86,7 @@ def failed(file: LeaseFile) -> Outcome:
 def _admin(file: LeaseFile) -> Path | None:
     """The registration, where it is still the lease's."""
     identity = file.identity
-    if identity is None or worktree.read_nonce(Path(identity.admin_dir)) != identity.nonce:
+    if identity is None or registration.read_nonce(Path(identity.admin_dir)) != identity.nonce:
         return None
     return Path(identity.admin_dir)
 

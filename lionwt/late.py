@@ -17,7 +17,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lionwt import evidence, git, history, submodules, trees, worktree
+from lionwt import evidence, git, history, registration, submodules, trees, worktree
 from lionwt.capture import Capture, Capturer
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.records import Identity, LeaseFile
@@ -159,7 +159,7 @@ class _Look:
 
     def _commits(self) -> dict[str, Any]:
         """Commits that came after the freeze, wherever the worktree remembers them."""
-        if worktree.read_nonce(Path(self.identity.admin_dir)) != self.identity.nonce:
+        if registration.read_nonce(Path(self.identity.admin_dir)) != self.identity.nonce:
             return {"tips": [], "bundle": None}
         past = history.read(self.run.file, self.run.paths.git_dir, self.file, self.identity)
         new = tuple(tip for tip in past.tips if tip not in self.known.tips)

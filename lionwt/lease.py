@@ -16,7 +16,7 @@ import contextlib
 import os
 import time
 
-from lionwt import locks, names, processes, repository, teardown, trash, words, worktree
+from lionwt import locks, names, processes, registration, repository, teardown, trash, words, worktree
 from lionwt.allocation import Made, allocate, failed
 from lionwt.errors import LionwtError, leaving
 from lionwt.faults import point
@@ -134,7 +134,7 @@ def _check_free(run: Run, request: Request) -> None:
                 f"{full} is in the way of the branch of {clash or 'every worker'!r}; nothing was made",
                 hint="choose another worker id, or look at that branch and rename it",
             )
-    known = dict(worktree.registered(run.common_dir))
+    known = dict(registration.registered(run.common_dir))
     for worker_id in request.workers:
         path = names.worktree_path(run.main_worktree, run.file.run_id, worker_id)
         if path in known and not os.path.lexists(path):  # git would refuse it too, once the lease is written

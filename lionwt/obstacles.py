@@ -99,11 +99,11 @@ def _require_readable(checkout: Checkout, lock: IndexLock, private: git.Git) -> 
     look = private.run("ls-files", "-z", ok=(0, 128), timeout=git.CONTENT)
     if look.code:
         said = git.text(look.err).strip().replace(str(lock.copy), str(lock.index))
-        root, index = shlex.quote(str(checkout.root)), shlex.quote(str(lock.index))
+        aside = words.command("mv", lock.index, f"{lock.index}.broken")
         raise blocked(
             f"{lock.index} cannot be read ({said})",
             "restore it, or make it anew, which forgets what was staged in it and leaves every file: "
-            f"mv {index} {index}.broken && git -C {root} reset -q",
+            f"{aside} && {words.command('git', '-C', checkout.root, 'reset', '-q')}",
         )
 
 
@@ -112,13 +112,14 @@ def _refuse_unmerged(checkout: Checkout, listing: Listing) -> None:
     if not listing.unmerged:
         return
     shown = words.some([repr(git.text(path)) for path in listing.unmerged], _SHOWN)
-    paths = " ".join(shlex.quote(git.text(path)) for path in listing.unmerged)
-    root = shlex.quote(str(checkout.root))
+    paths = [git.text(path) for path in listing.unmerged]
+    back = words.command("git", "-C", checkout.root, "restore", "--staged", "--worktree", "--", *paths)
+    status = words.command("git", "-C", checkout.root, "status")
     count = words.count(len(listing.unmerged), "conflict is", "conflicts are")
     raise blocked(
         f"{count} not resolved in {checkout.root}: {shown}",
         "resolve what is named, git add it and promote again; or go back there to what is committed "
-        f"(git -C {root} restore --staged --worktree -- {paths}); what is open says: git -C {root} status",
+        f"({back}); what is open says: {status}",
     )
 
 

@@ -27,6 +27,7 @@ from lionwt import (
     names,
     processes,
     promote,
+    registration,
     repository,
     settle,
     teardown,
@@ -104,7 +105,7 @@ class Seen(Value, frozen=True):
     """One lease and what a look found of its resources."""
 
     file: LeaseFile
-    directory: str  # "leased", "gone" or "foreign"
+    directory: str  # "leased", "gone", "moved" or "foreign"
     registration: str  # "leased", "gone" or "foreign"
     branch: str | None
 
@@ -175,12 +176,14 @@ def _look(run: Run, file: LeaseFile, refs: dict[str, repository.Branch]) -> Seen
     if os.path.lexists(path):
         leased = identity is not None and worktree.is_leased_directory(path, identity)
         directory = "leased" if leased else "foreign"
-    registration = "gone"
+    elif identity is not None and registration.moved_to(identity, path):
+        directory = "moved"
+    registered = "gone"
     if identity is not None and os.path.lexists(identity.admin_dir):
-        leased = worktree.read_nonce(Path(identity.admin_dir)) == identity.nonce
-        registration = "leased" if leased else "foreign"
+        leased = registration.read_nonce(Path(identity.admin_dir)) == identity.nonce
+        registered = "leased" if leased else "foreign"
     branch = refs.get(names.HEADS + file.lease.branch_name)
-    return Seen(file, directory, registration, branch.oid if branch else None)
+    return Seen(file, directory, registered, branch.oid if branch else None)
 
 
 def _refs(run: Run) -> dict[str, repository.Branch]:
@@ -217,7 +220,7 @@ def _unnamed(run: Run, named: set[str], refs: dict[str, repository.Branch]) -> d
         if worker_id not in named:
             left.setdefault(worker_id, []).append(Left(str(what), words.command(*removal)))
 
-    known = sorted(worktree.registered(run.common_dir), reverse=True)
+    known = sorted(registration.registered(run.common_dir), reverse=True)
     for path, admin in known:
         if directory in path.parents:
             worker_id = path.relative_to(directory).parts[0]
@@ -282,7 +285,7 @@ def _decide(run: Run, seen: Seen, now: float, findings: list[Finding]) -> tuple[
             "finished the teardown",
             teardown.finish,
         )
-    if "foreign" in (seen.directory, seen.registration):
+    if seen.directory == "moved" or "foreign" in (seen.directory, seen.registration):
         try:
             worktree.require_identity(file)
         except LionwtError as error:

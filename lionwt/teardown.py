@@ -118,6 +118,8 @@ def _retain(run: Run, file: LeaseFile) -> LeaseFile | None:
     branch = names.HEADS + file.lease.branch_name
     if file.policy.retention_until is None or file.policy.retention_until <= time.time():
         return None
+    if file.identity is not None and (moved := worktree.moved_elsewhere(file, file.identity)):
+        raise moved  # it may come back, and is retained then
     stands = file.identity is not None and worktree.is_leased_directory(file.lease.worktree_path, file.identity)
     if not stands or repository.find_tip(str(run.common_dir), branch) is None:
         return None

@@ -13,26 +13,20 @@ prune`` is never called, it removes what others are making.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from lionwt import files, git, mounts, names, repository, store, words
+from lionwt import files, git, mounts, names, registration, repository, store, words
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
 from lionwt.records import Identity, LeaseFile, RunFile
 from lionwt.values import Value
 
 EXCLUDE_LINE = b"/.worktrees/"
-
-
-def lock_reason(nonce: str) -> str:
-    """What git's lock file of a worktree says: whose it is (design section 7)."""
-    return f"lionwt {nonce}"
 
 
 def exclude_worktrees(common_dir: Path) -> None:
@@ -139,14 +133,14 @@ def register(run: RunFile, worker_id: str, nonce: str) -> Identity:
         "--no-checkout",
         "--lock",
         "--reason",
-        lock_reason(nonce),
+        registration.lock_reason(nonce),
         "--",
         path,
         names.worker_branch(run.run_id, worker_id),
     )
     named = (path / ".git").read_bytes()
     admin = Path(git.text(named[len(b"gitdir: ") :].rstrip(b"\n")))
-    if admin.parent != Path(run.common_dir.path) / "worktrees" or read_nonce(admin) != nonce:
+    if admin.parent != Path(run.common_dir.path) / "worktrees" or registration.read_nonce(admin) != nonce:
         raise LionwtError("git_failed", f"git registered {path} at {admin}, which does not carry the lease's nonce")
     _drop_sparse_settings(admin)
     seen = os.lstat(path)
@@ -204,89 +198,6 @@ def copy_index(source: Path, target: Path) -> None:
     os.utime(target, ns=(seen.st_atime_ns, seen.st_mtime_ns))
 
 
-def read_nonce(admin: Path) -> str | None:
-    """The nonce in a registration's lock file, or None."""
-    try:
-        reason = files.read_small(admin / "locked").decode("utf-8", "replace").strip()
-    except OSError:
-        return None
-    word, _, nonce = reason.partition(" ")
-    return nonce if word == "lionwt" else None
-
-
-def registrations(common_dir: Path) -> Iterator[Path]:
-    """Every admin directory of the repository."""
-    try:
-        entries = sorted(os.listdir(common_dir / "worktrees"))
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for entry in entries:
-        yield common_dir / "worktrees" / entry
-
-
-def registered(common_dir: Path) -> Iterator[tuple[Path, Path]]:
-    """Every linked worktree that git knows of, there or not, with its admin directory: a read of files alone."""
-    for admin in registrations(common_dir):
-        with contextlib.suppress(OSError):
-            if (named := _named_by(admin)) and "\0" not in named:
-                yield Path(named).parent, admin
-
-
-def admin_with_nonce(common_dir: Path, nonce: str, path: Path) -> Path | None:
-    """The registration of ``path`` that carries ``nonce``; raises ``worktree_moved`` where that is not certain.
-
-    A lock file is easily copied: it must be the only one, and lead to the worktree.
-    """
-    found = [admin for admin in registrations(common_dir) if read_nonce(admin) == nonce]
-    if not found:
-        return None
-    foreign = [admin for admin in found if not _leads_to(admin, path)]
-    if len(found) == 1 and not foreign:
-        return found[0]
-    named = (foreign or found)[0]
-    raise LionwtError(
-        "worktree_moved",
-        f"the registration {named} carries the nonce of the lease of {path}, but is not certainly its own; "
-        "all of them were left as they are",
-        hint=f"if it is yours, unlock it ({words.command('rm', named / 'locked')}), then run the same command again",
-    )
-
-
-def _leads_to(admin: Path, path: Path) -> bool:
-    try:
-        named = _named_by(admin)
-    except FileNotFoundError:
-        named = None
-    except OSError:
-        return False
-    if not named:  # git was killed before it wrote it; then it wrote nothing into the worktree either
-        return not os.path.lexists(path) or (path.is_dir() and not path.is_symlink() and not os.listdir(path))
-    return named == str(path / ".git")
-
-
-def _named_by(admin: Path) -> str | None:
-    """The ``.git`` of a worktree that a registration names; None where it is empty."""
-    named = git.text(files.read_small(admin / "gitdir").rstrip(b"\n"))
-    return os.path.normpath(admin / named) if named else None
-
-
-def was_made_for(path: Path, admin: Path) -> bool:
-    """Whether git made the directory at ``path`` for a registration: its ``.git`` says so.
-
-    A git that was killed before it had written that left nothing else there.
-    """
-    if path.is_symlink() or not path.is_dir():
-        return False
-    try:
-        said = files.read_small(path / ".git")
-    except FileNotFoundError:
-        return not os.listdir(path)
-    except OSError:
-        return False
-    wanted = b"gitdir: " + os.fsencode(admin)
-    return said.rstrip(b"\n") == wanted or (wanted.startswith(said) and os.listdir(path) == [".git"])
-
-
 def require_identity(file: LeaseFile, *, registered: bool = True) -> Identity:
     """Raise ``worktree_moved`` unless the directory at the lease's path is the one that was leased.
 
@@ -295,6 +206,8 @@ def require_identity(file: LeaseFile, *, registered: bool = True) -> Identity:
     identity = file.identity
     path, worker_id = file.lease.worktree_path, file.worker_id
     is_there = os.path.lexists(path)
+    if identity is not None and (moved := moved_elsewhere(file, identity)):
+        raise moved
     if identity is None or (is_there and not is_leased_directory(path, identity)):
         raise LionwtError(
             "worktree_moved",
@@ -304,15 +217,12 @@ def require_identity(file: LeaseFile, *, registered: bool = True) -> Identity:
         )
     admin = Path(identity.admin_dir)
     is_registered = os.path.lexists(admin)
-    if is_registered and read_nonce(admin) != identity.nonce:
-        unlock = words.command("git", "-C", admin.parent.parent, "worktree", "unlock", path)
-        lock = _lock_command(identity, path)
-        again = f"{unlock} && {lock}" if os.path.lexists(admin / "locked") else lock
+    if is_registered and registration.read_nonce(admin) != identity.nonce:
         raise LionwtError(
             "worktree_moved",
             f"the registration {admin} no longer carries the lease of {worker_id!r}; nothing was changed",
             hint=f"{f'its files are still in {path}; ' if is_there else ''}if that is its worktree, "
-            f"give the lock back: {again}",
+            f"give the lock back: {registration.lock_again(identity, path)}",
         )
     end = words.command("lionwt", "reconcile", file.lease.state_path.parent.parent, "--takeover")
     if not is_there:
@@ -337,6 +247,29 @@ def is_leased_directory(path: Path, identity: Identity) -> bool:
         return False
     same = (seen.st_dev, seen.st_ino) == (identity.device, identity.inode)
     return same and stat.S_ISDIR(seen.st_mode) and os.path.realpath(path) == str(path)
+
+
+def moved_elsewhere(file: LeaseFile, identity: Identity) -> LionwtError | None:
+    """Why what was leased is neither here nor gone, and the way back; None where git knows of no other place."""
+    path = file.lease.worktree_path
+    if is_leased_directory(path, identity) or (place := registration.moved_to(identity, path)) is None:
+        return None
+    blocked = f"move away what lies at {path}, then " if os.path.lexists(path) else ""
+    seen = os.lstat(place)
+    if (seen.st_dev, seen.st_ino) == (identity.device, identity.inode):
+        hint = f"{blocked}move it back: {registration.move_back(identity, place, path)}"
+    else:
+        end = words.command("lionwt", "reconcile", file.lease.state_path.parent.parent, "--takeover")
+        hint = (
+            f"that is a copy and not the directory that was leased; {blocked or 'if nobody works in it any more, '}"
+            f"take it from git, which leaves its files, and end the unfinished leases: "
+            f"{words.command('rm', place / '.git')} && {end}"
+        )
+    return LionwtError(
+        "worktree_moved",
+        f"the worktree of {file.worker_id!r} was moved from {path} to {place}; it was left as it is",
+        hint=hint,
+    )
 
 
 class Removal(Value, frozen=True):
@@ -375,6 +308,9 @@ def remove(run: RunFile, file: LeaseFile, branch_tip: str | None) -> Removal:
 
 def _to_trash(run: RunFile, file: LeaseFile, errors: list[str]) -> bool:
     path, identity = file.lease.worktree_path, file.identity
+    if identity is not None and (moved := moved_elsewhere(file, identity)):
+        errors.append(f"{moved.message}; {moved.hint}")
+        return False
     if not os.path.lexists(path):
         return True
     if identity is None or not is_leased_directory(path, identity):
@@ -412,18 +348,12 @@ def _to_trash(run: RunFile, file: LeaseFile, errors: list[str]) -> bool:
 def _foreign_registration(path: Path, identity: Identity) -> str | None:
     """Why the registration is not the lease's to remove, and the way back; None where it is, or is gone."""
     admin = Path(identity.admin_dir)
-    if not os.path.lexists(admin) or (not admin.is_symlink() and read_nonce(admin) == identity.nonce):
+    if not os.path.lexists(admin) or (not admin.is_symlink() and registration.read_nonce(admin) == identity.nonce):
         return None
     return (
         f"the registration {admin} does not carry this lease; it was left as it is; if it is that worktree's, "
-        f"give the lock back: {_lock_command(identity, path)}"
+        f"give the lock back: {registration.lock_again(identity, path)}"
     )
-
-
-def _lock_command(identity: Identity, path: Path) -> str:
-    """What gives a registration the lock back by which it is the lease's."""
-    common_dir = Path(identity.admin_dir).parent.parent
-    return words.command("git", "-C", common_dir, "worktree", "lock", "--reason", lock_reason(identity.nonce), path)
 
 
 def _retire(run: RunFile, file: LeaseFile, errors: list[str]) -> bool:

@@ -47,6 +47,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("database",),
     ("readmodel",),
     ("store", "processes", "repository", "mounts", "contracts", "listing", "walk"),
+    ("registration",),
     ("locks", "parsing", "parameters", "snapshot", "worktree", "history"),
     ("capture", "session"),
     ("runs", "repair"),
