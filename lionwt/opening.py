@@ -203,7 +203,8 @@ def _same_target(run: RunFile, given: str) -> bool:
 def _refuse_nested(paths: names.RunPaths, found: repository.Repository) -> None:
     """State and artifacts must not lie where worktrees are captured and removed."""
     worktrees = names.worktrees_root(found.main_worktree)
-    if found.checkout.is_relative_to(worktrees):
+    owned = (worktrees / "lionagi", worktrees / ".trash")  # a checkout of the operator's may lie beside them
+    if any(found.checkout.is_relative_to(place) for place in owned):
         raise LionwtError(
             "path_unsafe",
             f"{found.checkout} is a worker's worktree, which goes when its lease ends; nothing was made",
@@ -217,7 +218,7 @@ def _refuse_nested(paths: names.RunPaths, found: repository.Repository) -> None:
                 hint="name the run by an id, or by a directory of its own",
             )
     for what, path in (("state root", paths.state_root), ("artifact root", paths.artifact_root)):
-        if path.is_relative_to(worktrees):
+        if path == worktrees or any(path.is_relative_to(place) for place in owned):
             raise LionwtError(
                 "path_unsafe",
                 f"the {what} {path} lies among the worktrees in {worktrees}; nothing was made",

@@ -396,6 +396,23 @@ def test_a_place_that_becomes_a_link_later_is_not_followed_either(world: World, 
     assert not (world.state("r1") / "workspaces/w2.json").exists()
 
 
+def test_a_checkout_of_the_operators_own_beside_the_workers_worktrees_is_one_like_any_other(
+    world: World, repo: Repo
+) -> None:
+    """Design section 3: of .worktrees only lionagi and .trash are lionwt's."""
+    repo.git("switch", "-q", "main")
+    repo.git("worktree", "add", "-q", ".worktrees/feature", "work")
+    feature = Repo(repo.path / ".worktrees/feature", repo.env)
+    worker = world.lease("r1", "w1", cwd=feature.path)["w1"]
+    worker.write("new.txt", "new\n")
+    refused = opening(world, run="r2", cwd=worker.path)
+    assert (refused.code, refused.error) == (3, "path_unsafe"), refused
+    world.freeze_now("r1", "w1")
+    assert world.promote("r1").code == 0
+    assert (feature.path / "new.txt").read_text() == "new\n" and feature.status() == ""
+    assert os.listdir(feature.path.parent) == ["feature"]
+
+
 # --- collisions ------------------------------------------------------------------------------------------------------
 
 
