@@ -52,6 +52,7 @@ def allocate(run: Run, made: Made) -> list[LeaseFile]:
         made.parents = True
         worktree.exclude_worktrees(run.common_dir)
         worktree.make_parents(run.main_worktree, run.file.run_id, is_shared=shared(run.common_dir))
+        worktree.hide_worktrees(run.file)
         made.branches = True
         try:
             worktree.create_branches(run.file, [file.lease.branch_name for file in made.files])

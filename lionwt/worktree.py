@@ -27,6 +27,8 @@ from lionwt.records import Identity, LeaseFile, RunFile
 from lionwt.values import Value
 
 EXCLUDE_LINE = b"/.worktrees/"
+#: Of ``.worktrees/.gitignore``, where the repository's own .gitignore brings back what the exclude line hides.
+OWN_IGNORE = b"*\n# made by lionwt, and removed with the last lease\n"
 
 
 def exclude_worktrees(common_dir: Path) -> None:
@@ -56,6 +58,51 @@ def _exclude_content(common_dir: Path) -> bytes:
             hint=f"add the line {EXCLUDE_LINE.decode()} to it yourself",
         )
     return content
+
+
+def hide_worktrees(run: RunFile) -> None:
+    """Ignore what lies in ``.worktrees`` from within, where the exclude line does not suffice.
+
+    A ``.gitignore`` counts before it, and the deepest one first. Call under the
+    registration lock, when the directory is there.
+    """
+    main_worktree, common_dir = Path(run.main_worktree.path), Path(run.common_dir.path)
+    own = names.worktrees_root(main_worktree) / ".gitignore"
+    above = (main_worktree / ".gitignore", common_dir / "info" / "exclude")
+    if not any(_brings_back(path) for path in (*above, own)) or _is_hidden(run):
+        return
+    if is_own_ignore(own) or not os.path.lexists(own):
+        own.write_bytes(OWN_IGNORE)
+        if _is_hidden(run):
+            return
+    raise LionwtError(
+        "path_unsafe",
+        f"the worktrees in {own.parent} would show in the status of {main_worktree}; nothing was made",
+        hint=f"end {main_worktree / '.gitignore'} with the line {EXCLUDE_LINE.decode()}, and move {own} away",
+    )
+
+
+def is_own_ignore(path: Path) -> bool:
+    """Whether it is what lionwt wrote; killed at that, it had written nothing yet."""
+    try:
+        return files.read_small(path) in (OWN_IGNORE, b"")
+    except OSError:
+        return False
+
+
+def _brings_back(path: Path) -> bool:
+    """Whether a list of what is ignored holds a line that takes something out again."""
+    try:
+        return any(line.startswith(b"!") for line in files.read_small(path).split(b"\n"))
+    except OSError:
+        return False  # git reads none through a link either
+
+
+def _is_hidden(run: RunFile) -> bool:
+    """Whether git ignores the worktrees."""
+    place = run.main_worktree.path
+    looking = git.shared(run.common_dir.path, work_tree=place).having(cwd=place).with_env(GIT_LITERAL_PATHSPECS="0")
+    return not looking.run("check-ignore", "-q", "--no-index", ".worktrees/lionagi/", ok=(0, 1)).code
 
 
 def check_places(common_dir: Path, main_worktree: Path, run_id: str) -> None:

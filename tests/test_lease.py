@@ -396,6 +396,59 @@ def test_a_place_that_becomes_a_link_later_is_not_followed_either(world: World, 
     assert not (world.state("r1") / "workspaces/w2.json").exists()
 
 
+@pytest.mark.parametrize(
+    "ignored", ["*\n!*/\n!*.txt\n!.gitignore\n", "!.worktrees\n", "!*\n", "!*/\n!**/w1/\n!**/w1/**\n"]
+)
+def test_worktrees_stay_out_of_sight_where_the_repository_lists_what_is_not_ignored(
+    world: World, repo: Repo, ignored: str
+) -> None:
+    """Invariant 13: a .gitignore counts before the exclude line; the operator adds no worker as a gitlink."""
+    repo.write(".gitignore", ignored)
+    repo.git("add", "-f", ".gitignore")
+    repo.git("commit", "-q", "-m", "whitelist")
+    workers = world.lease("r1", "w1", "w2")
+    assert repo.status() == ""
+    repo.git("add", "-A")
+    repo.git("clean", "-q", "-fd")
+    assert repo.status() == ""
+    workers["w1"].write("new.txt", "new\n")
+    assert workers["w1"].status() == "?? new.txt"
+    for worker in workers:
+        world.freeze_now("r1", worker)
+    assert world.promote("r1").code == 0
+    assert repo.git("show", "work:new.txt") == "new"
+    assert world.leftovers("r1", repo) == []
+
+
+def test_a_lease_that_is_undone_takes_what_hid_its_worktree_with_it(world: World, repo: Repo) -> None:
+    """Design section 7: any failure undoes exactly what the call made; reconcile does it where it was killed."""
+    repo.commit("whitelist", **{".gitignore": "!.worktrees\n"})
+    assert opening(world, env={"LIONWT_FAULT": "lease.populated:nospace"}).code
+    assert not (repo.path / ".worktrees").exists()
+    assert opening(world, env={"LIONWT_FAULT": "lease.branched:kill"}).code == -9
+    assert (repo.path / ".worktrees/.gitignore").exists()
+    assert world.lionwt("reconcile", "r1", "--takeover", "--json").code == 0
+    assert world.leftovers("r1", repo) == []
+
+
+def test_a_lease_is_refused_where_the_operators_own_list_would_show_its_worktree(world: World, repo: Repo) -> None:
+    """Nothing of the operator's is written over."""
+    repo.commit("whitelist", **{".gitignore": "!.worktrees\n"})
+    own = repo.write(".worktrees/.gitignore", "!lionagi\n")
+    refused = opening(world)
+    assert (refused.code, refused.error) == (3, "path_unsafe"), refused
+    assert own.read_text() == "!lionagi\n" and os.listdir(own.parent) == [".gitignore"]
+    assert repo.git("for-each-ref", "refs/heads/lionagi") == ""
+
+
+def test_nothing_is_written_into_the_worktrees_directory_where_the_exclude_line_suffices(
+    world: World, repo: Repo
+) -> None:
+    repo.commit("some", **{".gitignore": "*.log\n!keep.log\n"})
+    world.lease("r1", "w1")
+    assert os.listdir(repo.path / ".worktrees") == ["lionagi"] and repo.status() == ""
+
+
 def test_a_checkout_of_the_operators_own_beside_the_workers_worktrees_is_one_like_any_other(
     world: World, repo: Repo
 ) -> None:
