@@ -339,6 +339,8 @@ def _decide_ended(
     if record.status == "retained":
         if now < seen.file.lease.created_at:
             findings.append(clock_is_wrong(seen.file, now))
+        elif (elsewhere := _moved(seen)) is not None:
+            findings.append(Finding.of(elsewhere, seen.worker_id))
         elif seen.file.intent is not None:
             return step("its teardown was not finished", "finish it", "finished it", teardown.finish)
         elif record.retention_until is not None and now >= record.retention_until:
@@ -346,6 +348,11 @@ def _decide_ended(
         elif seen.directory == "gone" or seen.branch is None:
             return step("what was retained is gone", "end its retention", "ended its retention", teardown.expire)
     return None, None
+
+
+def _moved(seen: Seen) -> LionwtError | None:
+    identity = seen.file.identity
+    return worktree.moved_elsewhere(seen.file, identity) if seen.directory == "moved" and identity else None
 
 
 def clock_is_wrong(file: LeaseFile, now: float) -> Finding:

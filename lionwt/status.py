@@ -87,7 +87,7 @@ def _standing(run: Run, file: LeaseFile, by_id: dict[str, LeaseFile], now: float
             blocked = file.outcome.message if file.outcome else None
             following = file.outcome.hint if file.outcome else None
         if record.status == "retained" and (file.intent is not None or not os.path.lexists(file.lease.worktree_path)):
-            blocked = "what was retained is gone, or a command died while it removed it"
+            blocked = "what was retained is gone or was moved, or a command died while it removed it"
             following = f"lionwt reconcile {run.argument}"
     elif file.intent is not None:
         blocked = f"a command died in the middle of its {file.intent.kind}, or still works"

@@ -1145,3 +1145,16 @@ def test_a_lease_whose_path_is_still_registered_is_refused_before_anything_is_ma
     [command] = answer.json["next"]
     world.typed(command)
     assert world.lionwt(*words).code == 0
+
+
+def test_a_retained_worktree_that_was_moved_is_not_gone(world: World, repo: Repo) -> None:
+    """Invariant 15: it is named with the way back, whatever verb looks; nothing of it is ended or removed."""
+    worker = conflict_retained(world, repo, "2h")
+    repo.git("worktree", "move", "-f", "-f", str(worker.path), str(world.root / "moved"))
+    answer = reconcile(world)
+    assert (answer.code, answer.error) == (7, "worktree_moved"), answer
+    assert Repo(world.root / "moved", repo.env).git("rev-parse", "HEAD")
+    assert world.record("r1", "w1")["status"] == "retained"
+    done = subprocess.run(answer.json["next"][0], shell=True, env=repo.env, capture_output=True, check=False)
+    assert done.returncode == 0, done
+    assert reconcile(world).code == 4 and worker.status() == "M f1.txt"
