@@ -185,7 +185,8 @@ def landed(run: Run, file: LeaseFile, landing: Landing, left: Sequence[str], rev
         code = "landed_then_reverted"
         short = names.short_branch(run.file.target)
         message = f"landed as {landing.merge}, but {short!r} holds again what was before in {words.some(reverted)}"
-        hint = f"see what took it back: git -C {run.file.checkout.path} log {landing.merge}..{short}"
+        look = words.command("git", "-C", run.file.checkout.path, "log", f"{landing.merge}..{short}")
+        hint = f"see what took it back: {look}"
         file = file.noting(code, message)
     if left:
         code = "checkout_behind"

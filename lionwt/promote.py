@@ -319,8 +319,11 @@ def _decide(run: Run, file: LeaseFile, lock_fd: int, tested: Tested) -> LeaseFil
                 f"worker {file.worker_id!r} cannot be landed: its change has {words.some(reserved)}, which is where "
                 "lionwt keeps worktrees; nothing was landed",
                 hint="its patch is kept; apply it without those paths: "
-                f"git -C {run.file.checkout.path} apply --3way --exclude='.worktrees*' "
-                f"{run.paths.evidence(file.worker_id) / 'candidate.patch'}",
+                + words.command(
+                    "git",
+                    *("-C", run.file.checkout.path, "apply", "--3way", "--exclude=.worktrees*"),
+                    run.paths.evidence(file.worker_id) / "candidate.patch",
+                ),
             )
         repository.require_safe_config(run.file)
         _require_predecessors(run, file)
