@@ -1157,4 +1157,4 @@ def test_a_retained_worktree_that_was_moved_is_not_gone(world: World, repo: Repo
     assert world.record("r1", "w1")["status"] == "retained"
     done = subprocess.run(answer.json["next"][0], shell=True, env=repo.env, capture_output=True, check=False)
     assert done.returncode == 0, done
-    assert reconcile(world).code == 4 and worker.status() == "M f1.txt"
+    assert reconcile(world).code == 4 and worker.status() == " M f1.txt"
