@@ -218,7 +218,7 @@ def _refuse_nested(paths: names.RunPaths, found: repository.Repository) -> None:
                 hint="name the run by an id, or by a directory of its own",
             )
     for what, path in (("state root", paths.state_root), ("artifact root", paths.artifact_root)):
-        if path == worktrees or any(path.is_relative_to(place) for place in owned):
+        if path.is_relative_to(worktrees):
             raise LionwtError(
                 "path_unsafe",
                 f"the {what} {path} lies among the worktrees in {worktrees}; nothing was made",

@@ -458,7 +458,7 @@ def test_a_mount_in_the_trash_is_left_and_named(world: World, repo: Repo) -> Non
     precious = world.root / "precious"
     precious.mkdir()
     (precious / "data").write_text("years of work\n")
-    target = repo.path / ".worktrees" / ".trash" / "r0.w1.0000" / "a" / "b" / "c"
+    target = repo.path / ".worktrees" / ".trash" / "r0.w1.00000000" / "a" / "b" / "c"
     target.mkdir(parents=True)
     with bind_mounted(precious, target):
         assert world.promote("r1").code == 0
