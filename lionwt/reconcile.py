@@ -161,6 +161,8 @@ def reconcile(
         found.records.append(file.record)
         if entry.worker_id in worked_on:
             found.ended.append(file)
+        if entry.file.record is None:  # somebody else ended what was waited for
+            found.pending = [waiting for waiting in found.pending if waiting.worker_id != entry.worker_id]
         if _left_for_a_person(file):
             found.standing.append(file)
     there = f"{os.sep}.trash{os.sep}"  # removed trees of other runs are told by reap

@@ -452,7 +452,11 @@ def _delete_refs(run: RunFile, file: LeaseFile, tip: str | None, errors: list[st
         commands = []
     still = repository.find_tip(common_dir, branch)
     if still is not None and still != tip:
-        errors.append(f"branch {file.lease.branch_name} moved to {still} after the freeze; it was kept")
+        delete = words.command("git", "-C", run.main_worktree.path, "branch", "-D", file.lease.branch_name)
+        errors.append(
+            f"branch {file.lease.branch_name} moved to {still} after the freeze; it was kept "
+            f"(if nobody wants it: {delete})"
+        )
     elif still is not None and used_by is not None:
         errors.append(f"branch {file.lease.branch_name} is checked out at {used_by}; it was kept")
     elif still is not None:

@@ -188,6 +188,8 @@ class Leases:
         answer = self._ask("reconcile", self.run_id, "--takeover")
         for finding in answer.get("findings", []):
             answers.warn(f"{finding['message']} [{finding['code']}]")
+        for entry in answer.get("pending", []):
+            answers.warn(f"{entry['worker_id']}: {entry['message']} [{entry['code']}]")
         return int(answer["exit_code"])
 
     def _promote(self) -> int:

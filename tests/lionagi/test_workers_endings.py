@@ -152,6 +152,7 @@ def test_a_worker_that_removes_its_own_worktree_has_a_record_when_li_ends(
     answer = lionagi.li("li", "--policy", "merge_validated", *FANOUT, program=LIONWT)
     assert answer.code == 1, answer
     run = lionagi.run()
+    assert world.lease_file(run, "implementer")["record"], answer
     assert world.record(run, "implementer")["status"] == "discarded", answer
     assert "lionwt: implementer: discarded; " in answer.err
     assert "which was leased to 'implementer', is gone" in answer.err
