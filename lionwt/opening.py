@@ -277,8 +277,11 @@ def _check_run_names(paths: names.RunPaths, common_dir: str, main_worktree: Path
         with contextlib.suppress(OSError):
             for entry in os.listdir(directory):
                 same = entry == paths.run_id
-                if names.fold(entry) == folded and (not same or directory != paths.state_root.parent):
-                    raise _run_reused(paths.run_id, str(directory / entry))
+                if names.fold(entry) != folded or (same and directory == paths.state_root.parent):
+                    continue
+                if same and not (directory / entry).is_symlink() and not os.listdir(directory / entry):
+                    continue  # what was undone to its last directory leaves the id free
+                raise _run_reused(paths.run_id, str(directory / entry))
 
 
 def _run_reused(run_id: str, by: str) -> LionwtError:

@@ -933,3 +933,14 @@ def test_a_lease_that_a_bug_ends_is_undone_even_where_another_befalls_its_undoin
     assert world.lionwt("reconcile", "r1", "--takeover").code == 0
     assert world.record("r1", "w1")["status"] == "discarded"
     world.lease("r1", "w2", "w3")
+
+
+def test_an_empty_directory_of_worktrees_takes_no_run_id(world: World, repo: Repo) -> None:
+    """Design 4: a call that was undone leaves the id free, also where its last directory could not be removed."""
+    left = repo.path / ".worktrees/lionagi/r1"
+    left.mkdir(parents=True)
+    (left / "somebody's").mkdir()
+    refused = world.lionwt("lease", "r1", "-w", "w1", "--target", "work", "--json")
+    assert (refused.code, refused.error) == (3, "id_reused"), refused
+    (left / "somebody's").rmdir()
+    world.lease("r1", "w1")
