@@ -315,3 +315,5 @@ def unopen(store: Store) -> None:
             point("lease.closed")
             with contextlib.suppress(OSError):
                 mounts.remove_tree(store.paths.git_dir)
+            for leftover in store.paths.state_root.glob(f".{store.paths.run_file.name}.*.tmp"):  # of one that died
+                leftover.unlink(missing_ok=True)

@@ -944,3 +944,14 @@ def test_an_empty_directory_of_worktrees_takes_no_run_id(world: World, repo: Rep
     assert (refused.code, refused.error) == (3, "id_reused"), refused
     (left / "somebody's").rmdir()
     world.lease("r1", "w1")
+
+
+def test_a_lease_that_is_undone_takes_with_it_what_a_dead_one_had_begun_to_write(world: World, repo: Repo) -> None:
+    """Design 7, allocate: after a failure nothing is left, also of a call that died before the run was opened."""
+    opening = ("lease", "r1", "-w", "w1", "--target", "work", "--json")
+    assert world.lionwt(*opening, env={"LIONWT_FAULT": "store.written:kill"}).code == -9
+    assert list(world.state("r1").glob("*.tmp")) or list(world.state("r1").glob(".*.tmp"))
+    assert world.lionwt(*opening, env={"LIONWT_FAULT": "lease.populated:nospace"}).code == 8
+    assert not [path for path in world.state("r1").rglob("*") if path.suffix == ".tmp"]
+    assert world.leftovers("r1", repo) == []
+    world.lease("r1", "w1")
