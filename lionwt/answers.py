@@ -112,6 +112,7 @@ def show(answer: Answer, as_json: bool) -> int:
     except BrokenPipeError:
         pass
     except OSError as error:
+        _give_up(sys.stdout)  # half an answer, or one that says another exit code, is worse than none
         with contextlib.suppress(OSError):
             lost = f"lionwt: the answer (exit code {answer.exit_code}) could not be written: {error.strerror}"
             _write(sys.stderr, [Line(lost, "bad")])
@@ -142,8 +143,13 @@ def _forget_unwritten() -> None:
             if stream is not None:
                 stream.flush()
         except OSError:
-            with open(os.devnull, "wb") as nowhere:
-                os.dup2(nowhere.fileno(), stream.fileno())
+            _give_up(stream)
+
+
+def _give_up(stream: TextIO) -> None:
+    """Let what a stream still holds, and whatever comes, go nowhere."""
+    with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _error_lines(error: LionwtError) -> list[Line]:

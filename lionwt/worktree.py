@@ -13,6 +13,7 @@ prune`` is never called, it removes what others are making.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -23,6 +24,7 @@ from pathlib import Path
 from lionwt import files, git, mounts, names, registration, repository, store, words
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
+from lionwt.paths import drop_empty_dirs
 from lionwt.records import Identity, LeaseFile, RunFile
 from lionwt.values import Value
 
@@ -461,6 +463,7 @@ def _delete_refs(run: RunFile, file: LeaseFile, tip: str | None, errors: list[st
         errors.append(f"branch {file.lease.branch_name} is checked out at {used_by}; it was kept")
     elif still is not None:
         commands.append(_delete(branch, still))
+    _drop_stale_locks(common_dir, names.anchor_prefix(run.run_id, file.worker_id))
     if commands:  # without what stood in the way
         result = git.update_refs(shared, commands)
         if result.code:
@@ -470,6 +473,14 @@ def _delete_refs(run: RunFile, file: LeaseFile, tip: str | None, errors: list[st
         errors.append(f"{broken} names no commit, so git sees no branch there; it was left as it is")
         return False
     return still is None
+
+
+def _drop_stale_locks(common_dir: str, prefix: str) -> None:
+    """Remove the locks of anchors that a git which died has left: under the lease's lock nobody else writes there."""
+    for lock in Path(common_dir, prefix).glob("*.lock"):
+        with contextlib.suppress(OSError):
+            lock.unlink()
+        drop_empty_dirs(os.fsencode(common_dir), os.fsencode(lock.relative_to(common_dir)))
 
 
 def _delete(ref: str, oid: str) -> bytes:

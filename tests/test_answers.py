@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -176,3 +178,25 @@ def test_what_the_operating_system_says_has_a_word_of_its_own() -> None:
         error = errors.from_os_error(OSError(number, "said", "/a\x1bb"), "writing")
         assert (error.code, error.exit_code) == (word, 8)
         assert error.message == "writing: said: '/a\\x1bb'"
+
+
+def test_an_answer_that_could_not_be_written_is_not_written_later(tmp_path: Path) -> None:
+    """Section 5: what is on stdout says the exit code that the command has; a disk that is full for a moment, too."""
+    program = """
+import errno, io, sys
+from lionwt import answers
+
+class FullOnce(io.FileIO):
+    failed = False
+    def write(self, data):
+        if not self.failed:
+            self.failed = True
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data)
+
+sys.stdout = io.TextIOWrapper(io.BufferedWriter(FullOnce(1, "w", closefd=False)))
+sys.exit(answers.show(answers.Answer("status", lines=[]), True))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout) == (8, b""), done
+    assert done.stderr == b"lionwt: the answer (exit code 0) could not be written: No space left on device\n"

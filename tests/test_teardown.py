@@ -669,3 +669,13 @@ for number in range(10**6):
     finally:
         writer.wait(30)
     assert world.leftovers("r1", repo) == []
+
+
+@pytest.mark.parametrize("name", ["head", "candidate", "landed"])
+def test_the_lock_of_an_anchor_that_a_dead_git_left_goes_with_the_lease(world: World, repo: Repo, name: str) -> None:
+    """Section 7, teardown: it would keep the anchors for ever, and nothing else may be left of them either."""
+    world.frozen("r1", {"w1": NEW}, policy="patch_only")
+    lock = repo.path / f".git/refs/lionwt/r1/w1/{name}.lock"
+    lock.write_bytes(b"")
+    assert world.promote("r1").code == 0
+    assert not (repo.path / ".git/refs/lionwt/r1").exists() and world.leftovers("r1", repo) == []
