@@ -537,7 +537,7 @@ def test_a_run_id_that_was_used_in_this_repository_is_refused(world: World, repo
         case "branch":
             repo.git("branch", "lionagi/r1/old")
         case "worktrees":
-            (repo.path / ".worktrees/lionagi/r1").mkdir(parents=True)
+            (repo.path / ".worktrees/lionagi/r1/old").mkdir(parents=True)
         case "anchor":
             repo.git("update-ref", "refs/lionwt/r1/old/head", "work")
         case "other-case-branch":

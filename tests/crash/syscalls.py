@@ -104,6 +104,8 @@ def run_fault(forker: Forker, room: Path, fault: Fault) -> None:
         stage = scene.stage(world)
         answer = run_traced(world, fault.wrapper(), scene.command)
         require_clear(answer, str(fault))
+        if fault.children and fault.calls.startswith("unlink"):
+            _remove_locks_of_git(world.root / "repo" / ".git")
         ends = set(scene.ends)
         if fault.children and fault.calls.startswith("rename"):
             # git logs a ref's move before it renames the ref: whether it was moved and taken back nobody can tell then.
@@ -112,6 +114,14 @@ def run_fault(forker: Forker, room: Path, fault: Fault) -> None:
     finally:
         world.end()
         shutil.rmtree(room)
+
+
+def _remove_locks_of_git(git_dir: Path) -> None:
+    """What git could not unlink of its own, a person removes: git names it, and lionwt touches no lock but its own."""
+    for lock in git_dir.rglob("*.lock"):
+        own = lock.relative_to(git_dir).parts
+        if own != ("index.lock",) and own[0] != "lionwt" and own[:2] != ("refs", "lionwt"):
+            lock.unlink()
 
 
 def require_clear(answer: Answer, about: str) -> None:
