@@ -52,9 +52,10 @@ class Checkout:
         head = self.shared().run("symbolic-ref", "--quiet", "HEAD", ok=(0, 1))
         return git.text(head.out).strip() == self.run.file.target
 
-    def head(self) -> str:
-        """The commit that is checked out, whatever the branch."""
-        return git.text(self.shared().run("rev-parse", "--verify", "HEAD^{commit}").out).strip()
+    def head(self) -> str | None:
+        """The commit that is checked out, whatever the branch; None on a branch that has none yet."""
+        asked = self.shared().run("rev-parse", "--quiet", "--verify", "HEAD^{commit}", ok=(0, 1, 128))
+        return git.text(asked.out).strip() or None
 
     def require_on_target(self) -> None:
         """Raise ``checkout_blocked`` unless the checkout is quietly on the target, and it alone."""

@@ -126,8 +126,10 @@ def put_back(checkout: Checkout, expected: str, merge: str, head: str | None) ->
 def written(checkout: Checkout, expected: str, merge: str) -> list[str]:
     """What a landing wrote into a checkout that is on another branch by now, and that is not that branch's."""
     objects = checkout.run.private()
-    elsewhere = {change.path for change in evidence.changes_between(objects, merge, checkout.head())}
-    changes = [change for change in evidence.changes_between(objects, expected, merge) if change.path in elsewhere]
+    changes = evidence.changes_between(objects, expected, merge)
+    if (head := checkout.head()) is not None:
+        elsewhere = {change.path for change in evidence.changes_between(objects, merge, head)}
+        changes = [change for change in changes if change.path in elsewhere]
     with checkout.run.scratch(".repair") as scratch:
         return sorted(git.text(path) for path in versions.landed(checkout, scratch, changes))
 

@@ -237,12 +237,18 @@ def find(run: Run, file: LeaseFile) -> Landing | None:
     listed = run.private().run("rev-list", "--merges", "--parents", head, f"^{run.file.base_sha}", ok=(0, 128))
     for line in git.text(listed.out).splitlines():
         merge, *parents = line.split(" ")
-        if parents[1:] == [file.evidence.commit]:
+        if parents[1:] == [file.evidence.commit] and _is_lionwts(run, file, merge):
             tree = run.private().oid("rev-parse", "--verify", f"{merge}^{{tree}}")
             return Landing(
                 expected=parents[0], merge=merge, candidate=parents[1], tree=tree, index_lock=None, scratch=None
             )
     return None
+
+
+def _is_lionwts(run: Run, file: LeaseFile, merge: str) -> bool:
+    """Whether a merge says of itself what lionwt's says: a person may have merged the candidate by hand."""
+    said = git.text(run.private().run("cat-file", "commit", merge).out).partition("\n\n")[2]
+    return said == _message(run, file)
 
 
 def sign_of(run: Run, worker_id: str) -> str:

@@ -1158,3 +1158,22 @@ def test_a_retained_worktree_that_was_moved_is_not_gone(world: World, repo: Repo
     done = subprocess.run(answer.json["next"][0], shell=True, env=repo.env, capture_output=True, check=False)
     assert done.returncode == 0, done
     assert reconcile(world).code == 4 and worker.status() == " M f1.txt"
+
+
+def test_a_merge_that_a_person_made_of_a_candidate_is_not_called_a_landing(world: World, repo: Repo) -> None:
+    """Invariants 9 to 11: promoted is said of lionwt's own merge alone."""
+    worker = world.frozen("r1", {"w1": {"f1.txt": "new\n"}})["w1"]
+    repo.git("merge", "-q", "--no-ff", "-m", "by hand", "refs/lionwt/r1/w1/candidate")
+    repo.git("worktree", "remove", "-f", "-f", str(worker.path))
+    answer = reconcile(world)
+    assert answer.json["records"][0]["status"] == "discarded", answer
+    assert answer.json["records"][0]["promoted_commit"] is None
+
+
+def test_a_landing_is_settled_while_the_operator_is_on_a_branch_without_a_commit(world: World, repo: Repo) -> None:
+    """Design 8, row 4: where the operator has gone hinders no end; what stands there is told."""
+    killed_after_the_move(world, repo, "promote.files_written")
+    repo.git("switch", "-q", "--orphan", "fresh", "--discard-changes")
+    answer = reconcile(world)
+    assert answer.json["records"][0]["status"] == "promoted" and answer.json["pending"] == [], answer
+    assert_idempotent(world, answer)
