@@ -114,9 +114,9 @@ def is_trash(name: str) -> bool:
 
 
 def is_reserved(path: str) -> bool:
-    """Whether a path of the repository is, or is below, where lionwt keeps worktrees and removed trees."""
+    """Whether a path of the repository is, or is below, where lionwt keeps and hides worktrees and removed trees."""
     top, _, rest = path.partition("/")
-    return top == ".worktrees" and rest.partition("/")[0] in ("", "lionagi", ".trash")
+    return top == ".worktrees" and rest.partition("/")[0] in ("", "lionagi", ".trash", ".gitignore")
 
 
 class RunPaths(Value, frozen=True):

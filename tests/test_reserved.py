@@ -17,6 +17,7 @@ from tests.conftest import Repo, World
         ".worktrees/lionagi/r1/w1/sub/own",
         ".worktrees/.trash/t",
         ".worktrees/lionagi",
+        ".worktrees/.gitignore",
     ],
 )
 @pytest.mark.parametrize("kind", ["file", "link"])
