@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -29,6 +30,14 @@ def landing(world: World, repo: Repo) -> Repo:
     (worker.path / "deep/er/gone.txt").unlink()
     world.freeze_now("r1", "w1")
     return repo
+
+
+def written_into(file: TextIO) -> str:
+    """Write into a file that is open since before the landing; returns what it holds then."""
+    file.write(MINE)
+    file.flush()
+    file.seek(0)
+    return file.read()
 
 
 def in_place(path: Path) -> None:
@@ -146,10 +155,7 @@ def test_what_an_editor_still_writes_into_the_old_file_is_put_back(
     """Invariant 14: a file that is open while a landing replaces it is written to afterwards."""
     with open(landing.path / name, "r+") as file:
         child = world.stopped_at(point, "promote", "r1", "--json")
-        file.write(MINE)
-        file.flush()
-        file.seek(0)
-        theirs = file.read()
+        theirs = written_into(file)
         answer = go_on(child)
     assert (answer.code, answer.error) == (4, "checkout_behind"), answer
     assert (landing.path / name).read_text() == theirs and MINE in theirs
@@ -197,10 +203,7 @@ def test_what_was_written_into_a_file_that_a_dead_landing_had_moved_is_put_back(
     """Invariant 14: the moved file is no longer the old version, so it is the operator's."""
     with open(landing.path / "f1.txt", "r+") as file:
         assert world.promote("r1", env={"LIONWT_FAULT": "promote.files_written:kill"}).code == -9
-        file.write(MINE)
-        file.flush()
-        file.seek(0)
-        theirs = file.read()
+        theirs = written_into(file)
     assert world.lionwt(*RECONCILE).code == 4
     assert (landing.path / "f1.txt").read_text() == theirs
     assert world.leftovers("r1", landing) == []
@@ -277,10 +280,7 @@ def test_only_what_is_someone_elses_is_said_to_be(world: World, landing: Repo) -
     with open(landing.path / "f2.txt", "r+") as file:
         child = world.stopped_at("promote.set_aside", "promote", "r1", "--json")
         (landing.path / "new.txt").write_text(MINE)
-        file.write(MINE)
-        file.flush()
-        file.seek(0)
-        theirs = file.read()
+        theirs = written_into(file)
         answer = go_on(child)
     assert (answer.code, answer.error) == (4, "checkout_behind"), answer
     assert "2 files of the checkout hold something else" in answer.json["error"]["message"]
