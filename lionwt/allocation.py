@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from lionwt import names, registration, repository, trash, words, worktree
+from lionwt import branches, names, places, registration, repository, trash, words, worktree
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
 from lionwt.opening import unopen
@@ -50,13 +50,13 @@ def allocate(run: Run, made: Made) -> list[LeaseFile]:
         _make_artifact_dir(file, made)
     with run.registration():
         made.parents = True
-        worktree.exclude_worktrees(run.common_dir)
-        worktree.make_parents(run.main_worktree, run.file.run_id, is_shared=shared(run.common_dir))
-        worktree.hide_worktrees(run.file)
+        places.exclude(run.common_dir)
+        places.make_parents(run.main_worktree, run.file.run_id, is_shared=shared(run.common_dir))
+        places.hide(run.file)
         made.branches = True
         try:
-            worktree.create_branches(run.file, [file.lease.branch_name for file in made.files])
-        except worktree.BranchesRefused:
+            branches.create(run.file, [file.lease.branch_name for file in made.files])
+        except branches.BranchesRefused:
             made.branches = False  # what stands there is not this call's
             raise
         point("lease.branched")

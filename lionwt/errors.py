@@ -199,6 +199,11 @@ def from_os_error(error: OSError, doing: str, otherwise: str | None = None) -> L
     return LionwtError(code, f"{doing}: {error.strerror or error}{name}", hint=hint)
 
 
+def as_told(error: LionwtError | OSError, doing: str) -> LionwtError:
+    """Whatever refused, as a person is told of it: the system's words with what lionwt was ``doing``."""
+    return from_os_error(error, doing) if isinstance(error, OSError) else error
+
+
 def worst(exit_codes: list[int]) -> int:
     """The one exit code that stands for several (design section 5)."""
     for code in PRECEDENCE:

@@ -22,7 +22,7 @@ from typing import Any
 
 from lionwt import forward, git, indexlock, names, obstacles, repository, store, words
 from lionwt.checkout import Checkout
-from lionwt.errors import LionwtError, from_os_error
+from lionwt.errors import LionwtError, as_told
 from lionwt.faults import point
 from lionwt.indexlock import IndexLock
 from lionwt.records import Intent, Landing, LeaseFile, Outcome
@@ -167,8 +167,7 @@ def _take_back(run: Run, before: LeaseFile, lock: IndexLock) -> None:
 def unfinished(run: Run, commit: str, error: LionwtError | OSError) -> LionwtError:
     """The error of a landing that is past its commit point and has to be finished forward."""
     root = run.file.checkout.path
-    if isinstance(error, OSError):
-        error = from_os_error(error, f"updating {root}")
+    error = as_told(error, f"updating {root}")
     return LionwtError(
         error.code,
         f"{names.short_branch(run.file.target)!r} was moved to {commit}, but {root} could not be brought there: "

@@ -16,7 +16,7 @@ import contextlib
 import os
 import time
 
-from lionwt import locks, names, processes, registration, repository, teardown, trash, words, worktree
+from lionwt import locks, names, places, processes, registration, repository, teardown, trash, words
 from lionwt.allocation import Made, allocate, failed
 from lionwt.errors import LionwtError, leaving
 from lionwt.faults import point
@@ -102,7 +102,7 @@ def _check_ids(paths: names.RunPaths, request: Request) -> None:
 
 def _check_free(run: Run, request: Request) -> None:
     """Refuse ids that were used before in any state, and branches or paths that are in the way."""
-    worktree.check_places(run.common_dir, run.main_worktree, run.file.run_id)
+    places.check(run.common_dir, run.main_worktree, run.file.run_id)
     taken = {names.fold(worker_id): worker_id for worker_id in run.store.worker_ids()}
     for worker_id in request.workers:
         other = taken.get(names.fold(worker_id))

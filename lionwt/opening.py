@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from lionwt import git, locks, mounts, names, repository, snapshot, words, worktree
+from lionwt import git, locks, mounts, names, places, repository, snapshot, words
 from lionwt.command import running
 from lionwt.errors import LionwtError
 from lionwt.faults import point
@@ -102,7 +102,7 @@ def _plan(paths: names.RunPaths, request: Request) -> Plan:
         )
     snapshot.require_filters_outside(settings, found.common_dir, target.oid)
     _refuse_nested(paths, found)
-    worktree.check_places(found.common_dir, found.main_worktree, paths.run_id)
+    places.check(found.common_dir, found.main_worktree, paths.run_id)
     _check_run_names(paths, common, found.main_worktree)
     _warn_of_state_in_a_checkout(paths, found)
     run = RunFile(

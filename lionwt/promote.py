@@ -31,7 +31,7 @@ from lionwt import (
     words,
 )
 from lionwt.checkout import Checkout
-from lionwt.errors import LionwtError, from_os_error, having_left, worst
+from lionwt.errors import LionwtError, as_told, having_left, worst
 from lionwt.records import CompletionPolicy, LeaseFile, Outcome, Record
 from lionwt.session import Run, promotion_lock
 from lionwt.values import State, Value
@@ -106,9 +106,7 @@ def promote(
                 raise processes.alive(worker_id, alive[worker_id], "runs again in the lease")
             _complete_one(run, worker_id, asked, policy, lock_timeout, completion, bool(workers))
         except (LionwtError, OSError) as refused:  # one that cannot be completed keeps no other
-            error = refused
-            if isinstance(error, OSError):
-                error = from_os_error(error, f"completing {worker_id!r}")
+            error = as_told(refused, f"completing {worker_id!r}")
             completion.pending.append(Pending(worker_id, _still_frozen(run, error, worker_id)))
             if error.code == "lock_timeout":
                 lock_timeout = 0.0  # the wait is for the command, not for each worker

@@ -12,9 +12,10 @@ import time
 from collections.abc import Sequence
 
 from lionwt import names, promote, session, teardown, trash
-from lionwt.errors import LionwtError, from_os_error, worst
+from lionwt.errors import LionwtError, as_told, worst
+from lionwt.findings import Finding, clock_is_wrong, find_orphans, trash_left
 from lionwt.readmodel import Row
-from lionwt.reconcile import Finding, Step, clock_is_wrong, find_orphans, trash_left
+from lionwt.reconcile import Step
 from lionwt.records import LeaseFile, Record
 from lionwt.session import Run
 from lionwt.values import State
@@ -49,7 +50,7 @@ def reap(runs: Sequence[str | None], *, dry_run: bool = False) -> Reaping:
         try:
             _reap_run(session.load(names.run_paths(argument, os.environ)), done, dry_run)
         except (LionwtError, OSError) as failure:
-            error = from_os_error(failure, "reaping it") if isinstance(failure, OSError) else failure
+            error = as_told(failure, "reaping it")
             if error.code == "usage" or (error.code == "id_invalid" and os.sep not in str(argument)):
                 raise
             named = f"run {os.path.basename(argument)!r}: " if argument else ""

@@ -17,10 +17,11 @@ from lionwt.records import Binding, plain
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from lionwt.findings import Finding
     from lionwt.promote import Completion, Pending
     from lionwt.readmodel import Row
     from lionwt.reap import Reaping
-    from lionwt.reconcile import Finding, Reconciliation, Step
+    from lionwt.reconcile import Reconciliation, Step
     from lionwt.records import CompletionPolicy, LeaseFile, Record
     from lionwt.session import Run
     from lionwt.status import Everywhere, Standing

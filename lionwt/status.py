@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from lionwt import names, processes, runs, session
-from lionwt.errors import LionwtError, from_os_error
+from lionwt.errors import LionwtError, as_told
 from lionwt.readmodel import Row
 from lionwt.records import LeaseFile
 from lionwt.session import Run
@@ -49,8 +49,7 @@ def status_everywhere(home: Path) -> Everywhere:
         try:
             found.standings += status(session.load(names.run_paths(root, os.environ)))
         except (LionwtError, OSError) as error:  # one run that is gone must not hide the others
-            told = from_os_error(error, "reading it") if isinstance(error, OSError) else error
-            found.unreadable.append((os.path.basename(root), told))
+            found.unreadable.append((os.path.basename(root), as_told(error, "reading it")))
     return found
 
 

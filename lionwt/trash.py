@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from lionwt import mounts, names, processes, worktree
+from lionwt import mounts, names, places, processes
 from lionwt.errors import LionwtError
 from lionwt.faults import point
 from lionwt.session import Run
@@ -101,7 +101,7 @@ def _tidy(main_worktree: Path, run_id: str) -> None:
     for directory in (root / ".trash", root / "lionagi" / run_id, root / "lionagi", root):
         if os.path.realpath(directory) != str(directory):
             continue  # nothing is removed through a symbolic link
-        is_ours = directory == root and worktree.is_own_ignore(root / ".gitignore")
+        is_ours = directory == root and places.is_own_ignore(root / ".gitignore")
         if is_ours and not any(os.path.lexists(root / name) for name in ("lionagi", ".trash")):
             (root / ".gitignore").unlink()
         try:

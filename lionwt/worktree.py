@@ -1,4 +1,4 @@
-"""Make, identify and remove a worker's worktree; delete its branch.
+"""Make, identify and remove a worker's worktree.
 
 Made by halves: the registration (branch, admin directory, empty tree) in the
 shared directory under the registration lock, because git's own ``worktree add``
@@ -13,159 +13,17 @@ prune`` is never called, it removes what others are making.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Sequence
 from pathlib import Path
 
-from lionwt import files, git, mounts, names, registration, repository, store, words
+from lionwt import branches, git, mounts, names, registration, store, words
 from lionwt.errors import LionwtError, from_os_error
 from lionwt.faults import point
-from lionwt.paths import drop_empty_dirs
 from lionwt.records import Identity, LeaseFile, RunFile
 from lionwt.values import Value
-
-EXCLUDE_LINE = b"/.worktrees/"
-#: Of ``.worktrees/.gitignore``, where the repository's own .gitignore brings back what the exclude line hides.
-OWN_IGNORE = b"*\n# made by lionwt, and removed with the last lease\n"
-
-
-def exclude_worktrees(common_dir: Path) -> None:
-    """Keep ``.worktrees`` out of the operator's status: one line, once, in the common exclude."""
-    path = common_dir / "info" / "exclude"
-    content = _exclude_content(common_dir)
-    if EXCLUDE_LINE in content.split(b"\n"):
-        return
-    path.parent.mkdir(exist_ok=True)
-    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
-    separator = b"" if not content or content.endswith(b"\n") else b"\n"
-    store.replace_bytes(path, content + separator + EXCLUDE_LINE + b"\n", mode)
-
-
-def _exclude_content(common_dir: Path) -> bytes:
-    """What the common exclude holds; raises ``path_unsafe`` where lionwt would have to write through a link."""
-    path = common_dir / "info" / "exclude"
-    try:
-        content = files.read_small(path, follow=True)
-    except FileNotFoundError:
-        content = b""
-    linked = path.is_symlink() or path.parent.is_symlink()
-    if linked and EXCLUDE_LINE not in content.split(b"\n"):
-        raise LionwtError(
-            "path_unsafe",
-            f"{path} is a symbolic link, so lionwt does not write it; nothing was made",
-            hint=f"add the line {EXCLUDE_LINE.decode()} to it yourself",
-        )
-    return content
-
-
-def hide_worktrees(run: RunFile) -> None:
-    """Ignore what lies in ``.worktrees`` from within, where the exclude line does not suffice.
-
-    A ``.gitignore`` counts before it, and the deepest one first. Call under the
-    registration lock, when the directory is there.
-    """
-    main_worktree, common_dir = Path(run.main_worktree.path), Path(run.common_dir.path)
-    own = names.worktrees_root(main_worktree) / ".gitignore"
-    above = (main_worktree / ".gitignore", common_dir / "info" / "exclude")
-    if not any(_brings_back(path) for path in (*above, own)) or _is_hidden(run):
-        return
-    if is_own_ignore(own) or not os.path.lexists(own):
-        own.write_bytes(OWN_IGNORE)
-        if _is_hidden(run):
-            return
-    raise LionwtError(
-        "path_unsafe",
-        f"the worktrees in {own.parent} would show in the status of {main_worktree}; nothing was made",
-        hint=f"end {main_worktree / '.gitignore'} with the line {EXCLUDE_LINE.decode()}, and move {own} away",
-    )
-
-
-def is_own_ignore(path: Path) -> bool:
-    """Whether it is what lionwt wrote; killed at that, it had written nothing yet."""
-    try:
-        return files.read_small(path) in (OWN_IGNORE, b"")
-    except OSError:
-        return False
-
-
-def _brings_back(path: Path) -> bool:
-    """Whether a list of what is ignored holds a line that takes something out again."""
-    try:
-        return any(line.startswith(b"!") for line in files.read_small(path).split(b"\n"))
-    except OSError:
-        return False  # git reads none through a link either
-
-
-def _is_hidden(run: RunFile) -> bool:
-    """Whether git ignores the worktrees."""
-    place = run.main_worktree.path
-    looking = git.shared(run.common_dir.path, work_tree=place).having(cwd=place).with_env(GIT_LITERAL_PATHSPECS="0")
-    return not looking.run("check-ignore", "-q", "--no-index", ".worktrees/lionagi/", ok=(0, 1)).code
-
-
-def check_places(common_dir: Path, main_worktree: Path, run_id: str) -> None:
-    """Refuse, before anything is made, where the worktrees would lie elsewhere or show in the status."""
-    path = main_worktree
-    for part in (".worktrees", "lionagi", run_id):
-        path = path / part
-        if os.path.lexists(path):
-            _require_own_directory(path)
-    _exclude_content(common_dir)
-
-
-def _require_own_directory(path: Path) -> None:
-    if path.is_symlink() or not path.is_dir():
-        raise LionwtError(
-            "path_unsafe",
-            f"{path} is not a directory of its own; nothing was made",
-            hint="move it away: lionwt keeps the worktrees there",
-        )
-
-
-def make_parents(main_worktree: Path, run_id: str, *, is_shared: bool = False) -> Path:
-    """Make the directory of a run's worktrees, through no symbolic link; what runs share is the group's where it is."""
-    path = main_worktree
-    for part in (".worktrees", "lionagi", run_id):
-        path = path / part
-        try:
-            os.mkdir(path)
-        except FileExistsError:
-            _require_own_directory(path)
-        if is_shared and part != run_id:
-            store.open_to_group(path)
-    return path
-
-
-class BranchesRefused(LionwtError):
-    """The branches were not created, not one of them."""
-
-
-def create_branches(run: RunFile, branches: Sequence[str]) -> None:
-    """Create the workers' branches at the base, all or none.
-
-    Raises :class:`BranchesRefused` when git refused before it made anything: a
-    branch that stands there already is not the caller's to undo.
-    """
-    shared = git.shared(run.common_dir.path)
-    commands = [f"create {names.HEADS}{branch}\0{run.base_sha}\0".encode() for branch in branches]
-    result = git.update_refs(shared, commands)
-    if not result.code:
-        return
-    failure = git.failure(("update-ref",), result)
-    if b"prepare: ok" in result.out:
-        raise failure
-    taken = repository.find_branches(run.common_dir.path, *(names.HEADS + branch for branch in branches))
-    if taken:
-        raise BranchesRefused(
-            "name_taken",
-            f"branch {names.short_branch(next(iter(taken)))!r} was made by somebody else meanwhile; nothing was made",
-            hint="choose another worker id, or look at that branch and rename it",
-        )
-    raise BranchesRefused(failure.code, f"{failure.message}; nothing was made", hint=failure.hint)
 
 
 def register(run: RunFile, worker_id: str, nonce: str) -> Identity:
@@ -347,7 +205,7 @@ def remove(run: RunFile, file: LeaseFile, branch_tip: str | None) -> Removal:
     except OSError as error:
         errors.append(str(from_os_error(error, f"removing {path}")))
         gone = False
-    deleted = _delete_refs(run, file, branch_tip, errors) if gone else False
+    deleted = branches.delete(run, file, branch_tip, errors) if gone else False
     if not gone:
         what = "the worktree" if os.path.lexists(path) else "its registration"
         errors.append(f"the branch was kept because {what} is still there")
@@ -440,77 +298,3 @@ def drop_set_aside(common_dir: Path, nonce: str) -> None:
         os.rmdir(common_dir / "worktrees")
     except OSError:
         pass
-
-
-def _delete_refs(run: RunFile, file: LeaseFile, tip: str | None, errors: list[str]) -> bool:
-    """Delete the branch at ``tip`` and the anchors; True when a look finds the branch gone."""
-    branch = names.HEADS + file.lease.branch_name
-    common_dir = run.common_dir.path
-    shared = git.shared(common_dir)
-    anchors = repository.find_branches(common_dir, names.anchor_prefix(run.run_id, file.worker_id))
-    commands = [_delete(anchor.full, anchor.oid) for anchor in anchors.values()]
-    used_by = _checked_out_at(run, branch)
-    if tip is not None and used_by is None and not git.update_refs(shared, [*commands, _delete(branch, tip)]).code:
-        commands = []
-    still = repository.find_tip(common_dir, branch)
-    if still is not None and still != tip:
-        delete = words.command("git", "-C", run.main_worktree.path, "branch", "-D", file.lease.branch_name)
-        errors.append(
-            f"branch {file.lease.branch_name} moved to {still} after the freeze; it was kept "
-            f"(if nobody wants it: {delete})"
-        )
-    elif still is not None and used_by is not None:
-        errors.append(f"branch {file.lease.branch_name} is checked out at {used_by}; it was kept")
-    elif still is not None:
-        commands.append(_delete(branch, still))
-    _drop_stale_locks(common_dir, names.anchor_prefix(run.run_id, file.worker_id))
-    if commands:  # without what stood in the way
-        result = git.update_refs(shared, commands)
-        if result.code:
-            errors.append(f"deleting {file.lease.branch_name}: {git.text(result.err).strip()}")
-        still = repository.find_tip(common_dir, branch)
-    if still is None and os.path.isfile(broken := os.path.join(common_dir, branch)):
-        errors.append(f"{broken} names no commit, so git sees no branch there; it was left as it is")
-        return False
-    return still is None
-
-
-def _drop_stale_locks(common_dir: str, prefix: str) -> None:
-    """Remove the locks of anchors that a git which died has left: under the lease's lock nobody else writes there."""
-    for lock in Path(common_dir, prefix).glob("*.lock"):
-        with contextlib.suppress(OSError):
-            lock.unlink()
-        drop_empty_dirs(os.fsencode(common_dir), os.fsencode(lock.relative_to(common_dir)))
-
-
-def _delete(ref: str, oid: str) -> bytes:
-    return b"delete " + os.fsencode(ref) + b"\0" + os.fsencode(oid) + b"\0"
-
-
-def _checked_out_at(run: RunFile, branch: str) -> str | None:
-    """The worktree whose HEAD is ``branch``, or None; asked for this, git reads each registration many times over."""
-    common_dir = run.common_dir.path
-    if _is_head(f"{common_dir}/HEAD", branch):
-        return run.main_worktree.path
-    root = f"{common_dir}/worktrees"
-    for entry in os.listdir(root) if os.path.isdir(root) else ():
-        if _is_head(f"{root}/{entry}/HEAD", branch):
-            try:
-                return os.path.dirname(git.text(files.read_small(Path(root, entry, "gitdir")).strip()))
-            except OSError:
-                return f"{root}/{entry}"
-    return None
-
-
-def _is_head(path: str, branch: str) -> bool:
-    try:
-        # As short as can be, since there may be thousands; a FIFO is not waited for.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except OSError:
-        return repository.linked_ref(path) == branch
-    try:
-        return os.read(fd, 4096).strip() == b"ref: " + os.fsencode(branch)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
