@@ -95,6 +95,8 @@ def unguarded(trace: list[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 _SWEEPING = "os.remove "
+#: Several worktrees are filled at once, each with a copy of its index: what of it comes first is chance.
+_POPULATING = r"git read-tree \S+/worktrees/|open \S+/git/lionwt/\S+\.index$"
 #: Steps that are one: dying between them is no other state for those who come later.
 _ONE: tuple[tuple[str, str], ...] = (
     # Sweeping: what is left of it is swept again.
@@ -102,8 +104,7 @@ _ONE: tuple[tuple[str, str], ...] = (
     # What belongs to an allocation is undone as a whole, by its nonce.
     (r"git worktree", r"os\.remove \S+/info/sparse-checkout"),
     (r"os\.remove \S+/info/sparse-checkout", r"git config"),
-    (r"git read-tree \S+/worktrees/", r"git read-tree \S+/worktrees/"),
-    (r"git read-tree \S+/worktrees/|open \S+/git/lionwt/", r"open \S+/git/lionwt/"),
+    (_POPULATING, _POPULATING),
     (r"os\.remove \S+/git/lionwt/\S+\.index$", r"os\.rename \S+ \S+/\.trash/"),
     # The index's copy is nobody's before the landing is journalled, and made anew when it is repaired.
     (r"open \S+\.index\.new$", r"os\.link \S+ \S+/index\.lock"),

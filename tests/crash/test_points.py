@@ -8,6 +8,7 @@ the campaign does it at every pass with every action.
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from pathlib import Path
 
@@ -56,3 +57,12 @@ def test_two_durable_steps_without_a_point_between_them_are_seen() -> None:
     assert steps.unguarded([rename, point, ref]) == [(ref[1], "the end")]
     assert steps.unguarded([("step", "open /a/new"), rename, point]) == [("open /a/new", rename[1])]
     assert steps.unguarded([("step", "os.remove /a/b"), ("step", "os.rmdir /a")]) == []
+
+
+def test_worktrees_that_are_filled_at_once_are_one_step_in_whatever_order() -> None:
+    """Which of several worktrees is filled first is chance; the suite must not depend on it."""
+    fill = {name: f"git read-tree /r/.git/worktrees/{name}/index" for name in ("w1", "w2")}
+    keep = {name: f"open /runs/r1/git/lionwt/{name}.index" for name in ("w1", "w2")}
+    point = ("point", "lease.populated")
+    for order in itertools.permutations([*fill.values(), *keep.values()]):
+        assert steps.unguarded([*(("step", step) for step in order), point]) == []
