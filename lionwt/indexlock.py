@@ -65,9 +65,14 @@ class IndexLock(State):
             worktree.copy_index(self.index, self.copy)
             os.chmod(self.copy, stat.S_IMODE(self.index.stat().st_mode))
 
+    def sweep(self) -> None:
+        """Remove what the dead left: under the promotion lock and this one, every copy is theirs."""
+        for leftover in self.git_dir.glob("lionwt-*.index*"):
+            leftover.unlink(missing_ok=True)
+
     def empty(self) -> None:
-        """Remove the copy, and what a git that worked on it left."""
-        for path in (self.copy, Path(f"{self.copy}.lock")):
+        """Remove the copy, what a git that worked on it left, and the name that the lock was made under."""
+        for path in (self.copy, Path(f"{self.copy}.lock"), Path(f"{self.copy}.new")):
             path.unlink(missing_ok=True)
 
     def give_back(self) -> None:
@@ -108,9 +113,6 @@ class IndexLock(State):
 def take(checkout: Checkout, state_path: Path) -> IndexLock:
     """Take the index's lock for the lease of ``state_path``, and copy the index; raises ``checkout_blocked``."""
     lock = IndexLock(checkout.root, checkout.git_dir, 0, checkout.git_dir / f"lionwt-{os.urandom(6).hex()}.index")
-    if not lock.path.exists():  # without it, and under the promotion lock, all copies are the dead's
-        for leftover in lock.git_dir.glob("lionwt-*.index*"):
-            leftover.unlink(missing_ok=True)
     made = Path(f"{lock.copy}.new")
     try:
         with open(made, "xb") as out:
@@ -132,6 +134,7 @@ def take(checkout: Checkout, state_path: Path) -> IndexLock:
     finally:
         made.unlink(missing_ok=True)
     try:
+        lock.sweep()
         lock.fill()
     except BaseException:
         lock.give_back()

@@ -760,16 +760,16 @@ def test_another_run_leaves_the_lock_of_an_interrupted_landing(world: World, rep
     assert len(repo.merges()) == 1 and repo.status() == ""
 
 
+@pytest.mark.parametrize("point", ["promote.index_linked", "promote.index_locked"])
 @pytest.mark.parametrize("ending", ["patch_only", "target_moved", "patch_changed"])
 def test_an_index_lock_from_before_the_intent_goes_with_whatever_ending_comes(
-    world: World, repo: Repo, ending: str
+    world: World, repo: Repo, ending: str, point: str
 ) -> None:
     """Design section 7, promote 6: git refuses until the run is finished, and not for ever."""
     worker = world.lease("r1", "w1")["w1"]
     worker.write("new.txt", "new\n")
     assert world.freeze("r1", "w1").code == 0
-    killed = world.lionwt("promote", "r1", env={"LIONWT_FAULT": "promote.index_locked:kill"})
-    assert killed.code == -9
+    assert world.promote("r1", env={"LIONWT_FAULT": f"{point}:kill"}).code == -9
     assert (repo.path / ".git" / "index.lock").exists()
     arguments = ["promote", "r1"]
     if ending == "patch_only":
@@ -782,6 +782,16 @@ def test_an_index_lock_from_before_the_intent_goes_with_whatever_ending_comes(
     world.lionwt(*arguments)
     assert world.record("r1", "w1")["status"] in ("discarded", "needs_resolution")
     assert world.leftovers("r1", repo) == []
+
+
+def test_nothing_of_the_index_lock_is_left_where_its_settlement_died_as_well(world: World, repo: Repo) -> None:
+    """Invariant 20: neither the copies nor the name under which the second lock was made."""
+    world.frozen("r1", {"w1": {"f1.txt": "new\n"}})
+    for point in ("promote.index_renamed", "promote.index_linked"):
+        assert world.promote("r1", env={"LIONWT_FAULT": f"{point}:kill"}).code == -9
+    answer = world.lionwt("reconcile", "r1", "--takeover")
+    assert (answer.code, world.record("r1", "w1")["status"]) == (0, "promoted"), answer
+    assert len(repo.merges()) == 1 and repo.status() == "" and world.leftovers("r1", repo) == []
 
 
 def test_what_to_type_works_in_a_repository_below_a_directory_with_a_space_and_a_quote(world: World) -> None:

@@ -8,9 +8,7 @@ must bring every lease to its end, twice as once.
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +27,7 @@ from hypothesis.stateful import (
 
 from lionwt.faults import POINTS
 from tests.crash.forking import Forker
+from tests.crash.leases import expire
 from tests.crash.recovery import DOCUMENTED, require_ended
 from tests.crash.scenes import LEASE, Stage
 from tests.crash.world import CrashWorld
@@ -51,14 +50,18 @@ class History(RuleBasedStateMachine):
         self.interrupted = False
         self.options: tuple[str, ...] = ()
 
-    @initialize(policy=st.sampled_from(["merge_validated", "merge_validated", "patch_only"]), retain=st.booleans())
-    def open(self, policy: str, retain: bool) -> None:
+    @initialize(
+        policy=st.sampled_from(["merge_validated", "merge_validated", "patch_only"]),
+        retain=st.booleans(),
+        conflicting=st.booleans(),
+    )
+    def open(self, policy: str, retain: bool, conflicting: bool) -> None:
         self.options = ("--target", "work", "--policy", policy, *(("--retain-for", "1h") if retain else ()))
         self.names = ["w0", "w1"]
         self._call(*LEASE, "-w", "w0", "-w", "w1", *self.options)
         for position in (0, 1):
             self.start(position)
-            self.work(position, "own" if position else "f1.txt", commits=bool(position))
+            self.work(position, "f1.txt" if conflicting or not position else "own", commits=bool(position))
         self.freeze(0, "--succeeded")
 
     def _call(self, *arguments: str, point: str | None = None, nth: int = 1) -> int:
@@ -143,15 +146,10 @@ class History(RuleBasedStateMachine):
 
     @rule()
     def time_passes(self) -> None:
-        """What is retained expires; the clock cannot be moved, so what it is compared with is."""
-        past = time.time() - 10
+        """What is retained expires."""
         for lease in self.stage.checker.leases():
             if lease.record is not None and lease.record["status"] == "retained" and lease.intent is None:
-                data = json.loads(lease.content)
-                data["serial"] += 1
-                data["policy"]["retention_until"] = data["record"]["retention_until"] = past
-                data["record"]["completed_at"] = past - 10
-                lease.path.write_text(json.dumps(data))
+                self.stage.checker.note_expiry(expire(lease.path))
 
     @rule(content=st.integers(0, 9), name=st.sampled_from(["mine.txt", "untracked.txt", "build.log"]))
     def operator_edits(self, content: int, name: str) -> None:

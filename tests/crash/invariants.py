@@ -81,6 +81,10 @@ class Checker:
         """Take what one file holds now for what must survive; it differed from the target before as well."""
         self.operator.files[name] = self._file(name)
 
+    def note_expiry(self, lease: Lease) -> None:
+        """Take what a lease's file says now for what is known of it: its retention was moved into the past."""
+        self._known[lease.name] = lease
+
     def forget(self) -> None:
         """Begin anew: the runs that were looked at are somebody else's to remember."""
         self._known = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +98,19 @@ def check_files(leases: list[Lease]) -> Iterator[str]:
             yield f"1: {name} is {data['lease']['state']} with record {lease.record is not None}"
         if data["lease"]["state"] == "frozen" and data["candidate"] is None:
             yield f"1: {name} is frozen without a candidate"
+
+
+def expire(path: Path) -> Lease:
+    """Let the time of a retained lease come: the clock cannot be moved, so what it is compared with is."""
+    data = json.loads(path.read_bytes())
+    assert data["record"]["status"] == "retained"
+    past = time.time() - 10
+    data["serial"] += 1
+    data["policy"]["retention_until"] = data["record"]["retention_until"] = past
+    data["record"]["completed_at"] = past - 10
+    content = json.dumps(data).encode()
+    path.write_bytes(content)
+    return Lease(path.parent.parent.name, path.stem, path, content, data)
 
 
 def check_changes(known: dict[str, Lease], leases: list[Lease]) -> Iterator[str]:

@@ -7,9 +7,7 @@ scenes pass every point of ``lionwt.faults.POINTS`` (a test holds them to it).
 
 from __future__ import annotations
 
-import json
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 from tests.conftest import Repo
 from tests.crash.invariants import Checker
+from tests.crash.leases import expire
 from tests.crash.world import CrashWorld
 
 LEASE = ("lease", "r1", "--json", "--owner-pid", "none")
@@ -125,16 +124,10 @@ def _undone(stage: Stage) -> None:
 
 
 def _expired(stage: Stage) -> None:
-    """A retained worker whose time has come: the clock cannot be moved, so what it is compared with is."""
+    """A retained worker whose time has come."""
     _conflicting(stage, args=("--retain-for", "1h"))
     assert stage.world.promote("r1").code == 4
-    path = stage.world.state("r1") / "workspaces" / "w2.json"
-    data = json.loads(path.read_bytes())
-    assert data["record"]["status"] == "retained"
-    past = time.time() - 10
-    data["policy"]["retention_until"] = data["record"]["retention_until"] = past
-    data["record"]["completed_at"] = past - 10
-    path.write_text(json.dumps(data))
+    expire(stage.world.state("r1") / "workspaces" / "w2.json")
 
 
 def _killed(point: str, *command: str) -> Callable[[Stage], None]:
